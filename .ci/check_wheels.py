@@ -1,0 +1,113 @@
+"""Build every distribution and use the wheels where the checkout is out of sight.
+
+Every distribution is built as anybody would publish it (an sdist, and the wheel from
+that sdist). The wheels go into a fresh environment in a temporary folder, and a process
+there must discover the plugins and compute the same attention with each.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATE = "switchax_template"
+EXPECTED = {"vanilla", "sdpa"}
+
+ATTEND = """
+import sys
+
+import jax
+import numpy as np
+
+import switchax
+
+assert not switchax.__file__.startswith(sys.argv[1]), switchax.__file__
+query, key, value = (
+    jax.random.normal(jax.random.key(seed), (1, 5, 2, 8), "float32")
+    for seed in range(3)
+)
+scores = np.einsum("bqhd,bkhd->bhqk", query, key) / np.sqrt(8)
+scores = np.where(np.tri(5, dtype=bool), scores, -np.inf)
+weights = np.exp(scores - scores.max(-1, keepdims=True))
+weights /= weights.sum(-1, keepdims=True)
+expected = np.einsum("bhqk,bkhd->bqhd", weights, value)
+for name in sys.argv[2:]:
+    found = switchax.attention(query, key, value, causal=True, operation=name)
+    np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
+    print(f"{name}: the same as numpy")
+"""
+
+
+def call(*command: str | Path, cwd: Path) -> str:
+    """Run a command; its stdout, or, when it fails, its output and the end."""
+    # Nothing of the surrounding environment may bring the checkout back into sight.
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "SWITCHAX_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+    run = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if run.returncode:
+        shown = " ".join(str(part) for part in command[:4])
+        sys.exit(f"{run.stdout}{run.stderr}\ncheck_wheels: failed: {shown} ...")
+    return run.stdout
+
+
+def build(folder: Path, wheels: Path) -> Path:
+    """The wheel of the distribution in `folder`, built by way of its sdist."""
+    before = set(wheels.glob("*.whl"))
+    call(
+        *(sys.executable, "-m", "build", "--no-isolation"),
+        *("--outdir", wheels, folder),
+        cwd=wheels,
+    )
+    (wheel,) = set(wheels.glob("*.whl")) - before
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    for needed in ("/py.typed", "/licenses/LICENSE"):
+        if not any(name.endswith(needed) for name in names):
+            sys.exit(f"check_wheels: expected {needed[1:]} in {wheel.name}")
+    return wheel
+
+
+def main() -> None:
+    """Build, install, discover, attend; then the template's own tests."""
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name).resolve()
+        wheels = scratch / "wheels"
+        wheels.mkdir()
+        folders = (ROOT / "core", *sorted((ROOT / "plugins").iterdir()))
+        built = [build(f, wheels) for f in folders if (f / "pyproject.toml").is_file()]
+        template = [wheel for wheel in built if wheel.name.startswith(TEMPLATE)]
+        print("built:", *(wheel.name for wheel in built))
+
+        venv.create(scratch / "venv", with_pip=True)
+        scripts = scratch / "venv" / ("Scripts" if os.name == "nt" else "bin")
+        python = scripts / "python"
+        pip = (python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt")
+        call(*pip, *(w for w in built if w not in template), cwd=scratch)
+
+        listing = call(scripts / "switchax", "list", "--json", cwd=scratch)
+        print("switchax list --json:", listing.strip())
+        missing = {name for name in EXPECTED if f'"{name}"' not in listing}
+        if missing or not json.loads(listing):
+            sys.exit(f"check_wheels: expected {EXPECTED} listed, missing {missing}")
+        print(call(python, "-c", ATTEND, ROOT, *sorted(EXPECTED), cwd=scratch).strip())
+
+        call(*pip, *template, "pytest", "hypothesis", cwd=scratch)
+        tests = ROOT / "plugins" / "_template" / "tests"
+        isolated = ("-p", "no:cacheprovider", "--rootdir", scratch, "-c", os.devnull)
+        print(call(python, "-m", "pytest", "-q", *isolated, tests, cwd=scratch).strip())
+
+
+if __name__ == "__main__":
+    main()

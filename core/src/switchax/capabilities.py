@@ -1,0 +1,147 @@
+"""What an operation declares that it honours."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from collections.abc import Iterable, Mapping
+
+from .errors import RegistrationError, near_miss
+from .target import PLATFORMS
+
+__all__ = ["Capabilities", "Cost"]
+
+DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+LAYOUTS = frozenset({"bthd", "bhtd", "thd"})
+
+
+class Cost(enum.IntEnum):
+    """Cost class, best first; auto never passes over a better class in silence."""
+
+    FUSED = 0
+    """One kernel; the scores never leave the chip."""
+    CHUNKED = 1
+    """Linear memory in plain JAX."""
+    MATERIALISES = 2
+    """Writes an array of q_len x kv_len."""
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+def _names(value: Iterable[str], what: str) -> frozenset[str]:
+    if isinstance(value, str):
+        raise RegistrationError(
+            f"Capabilities: expected {what} to be a set of names, got {value!r}; "
+            f"write {{{value!r}}}"
+        )
+    return frozenset(value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Capabilities:
+    """The declaration of an operation, read by dispatch and checked by conformance.
+
+    Attributes:
+        platforms: Of "cpu", "cuda", "rocm", "tpu", "tt"; "gpu" is cuda and rocm,
+            "any" is all.
+        dtypes: Dtypes of the operands (query, key, value).
+        features: Names of the kind's features that are honoured exactly.
+        differentiable: Arguments (and the outputs "lse", "weights") whose
+            derivative is right. A derivative of anything else raises.
+        cost: Cost class.
+        layouts: Layouts taken as they are; core brings others to the first.
+        multiples: Sizes that must be a multiple of a number, such as
+            `{"kv_len": 128}`; core pads q_len, kv_len and head_dim where it can.
+        limits: Largest size taken, such as `{"head_dim": 256}`.
+        opaque: The partitioner cannot see into the kernel (Pallas, Triton).
+        shardable: Axes over which an opaque kernel may be sharded.
+        forward_mode: jvp is right: True, False, or the platforms where it is.
+            Elsewhere it raises.
+        second_order: Likewise for derivatives of derivatives.
+        experimental: Only ever used when named.
+        priority: Among equals of one cost class the higher one is preferred.
+
+    Raises:
+        RegistrationError: For an unknown platform, dtype or layout, or a bare string
+            where a set of names belongs.
+
+    Example:
+        >>> Capabilities(platforms={"gpu"}, dtypes={"bfloat16"}).platforms
+        frozenset({...'cuda'...})
+    """
+
+    platforms: Iterable[str] = frozenset({"any"})
+    dtypes: Iterable[str] = frozenset({"bfloat16", "float32"})
+    features: Iterable[str] = frozenset()
+    differentiable: Iterable[str] = frozenset()
+    cost: Cost = Cost.MATERIALISES
+    layouts: tuple[str, ...] = ("bthd",)
+    multiples: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    opaque: bool = False
+    shardable: Iterable[str] = frozenset()
+    forward_mode: bool | Iterable[str] = False
+    second_order: bool | Iterable[str] = False
+    experimental: bool = False
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("platforms", "dtypes", "features", "differentiable", "shardable"):
+            names = _names(getattr(self, field), field)
+            object.__setattr__(self, field, names)
+        for field in ("platforms", "forward_mode", "second_order"):
+            self._expand_platforms(field)
+        self._check("dtypes", self.dtypes, DTYPES)
+        if isinstance(self.layouts, str):
+            raise RegistrationError(
+                f"Capabilities: expected layouts to be a tuple, got {self.layouts!r}; "
+                f"write ({self.layouts!r},)"
+            )
+        object.__setattr__(self, "layouts", tuple(self.layouts))
+        self._check("layouts", self.layouts, LAYOUTS)
+        if not self.layouts:
+            raise RegistrationError(
+                "Capabilities: expected at least one layout, got none; "
+                "the default is ('bthd',)"
+            )
+        self._check_sizes()
+        if not isinstance(self.cost, Cost):
+            raise RegistrationError(
+                f"Capabilities: expected cost to be a Cost, got cost={self.cost!r}; "
+                "use Cost.FUSED, Cost.CHUNKED or Cost.MATERIALISES"
+            )
+
+    def _expand_platforms(self, field: str) -> None:
+        value = getattr(self, field)
+        if isinstance(value, bool):
+            value = {"any"} if value else set()
+        names = set(_names(value, field))
+        self._check(field, names, PLATFORMS | {"gpu", "any"})
+        if "any" in names:
+            names = set(PLATFORMS)
+        if "gpu" in names:
+            names = (names - {"gpu"}) | {"cuda", "rocm"}
+        object.__setattr__(self, field, frozenset(names))
+
+    def _check_sizes(self) -> None:
+        for field in ("multiples", "limits"):
+            sizes = dict(getattr(self, field))
+            for name, number in sizes.items():
+                if type(number) is not int or number < 1:
+                    raise RegistrationError(
+                        f"Capabilities: expected {field} to be positive ints, got "
+                        f"{field}[{name!r}]={number!r}; correct the declaration"
+                    )
+            object.__setattr__(self, field, types.MappingProxyType(sizes))
+
+    @staticmethod
+    def _check(field: str, names: Iterable[str], known: frozenset[str]) -> None:
+        for name in names:
+            if name not in known:
+                raise RegistrationError(
+                    f"Capabilities: expected {field} of {sorted(known)}, got {name!r}"
+                    f"{near_miss(name, known)}; correct the declaration"
+                )
+

@@ -1,0 +1,146 @@
+"""Checks of arguments that every kind needs, each with an error in the house form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import house_message, near_miss
+
+__all__ = [
+    "as_array",
+    "as_bool",
+    "as_number",
+    "check_choice",
+    "check_devices",
+    "check_keywords",
+    "fail_type",
+    "fail_value",
+]
+
+
+def fail_value(where: str, rule: str, got: str, todo: str) -> ValueError:
+    """Builds the ValueError of a wrong value."""
+    return ValueError(house_message(where, rule, got, todo))
+
+
+def fail_type(where: str, rule: str, got: str, todo: str) -> TypeError:
+    """Builds the TypeError of a wrong type."""
+    return TypeError(house_message(where, rule, got, todo))
+
+
+def check_keywords(where: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raises a TypeError with the near miss for a keyword nobody knows."""
+    for name in given:
+        if name not in known:
+            raise fail_type(
+                where,
+                "keywords of the contract",
+                f"unknown keyword {name!r}{near_miss(name, known)}",
+                f"known are {', '.join(known)}",
+            )
+
+
+def check_choice(where: str, name: str, value: Any, known: Sequence[str]) -> str:
+    """Returns value if it is one of the known strings, else raises."""
+    if not isinstance(value, str):
+        raise fail_type(where, f"{name} to be a str", f"{name}={value!r}", _one_of(known))
+    if value not in known:
+        got = f"{name}={value!r}{near_miss(value, known)}"
+        raise fail_value(where, f"a known {name}", got, _one_of(known))
+    return value
+
+
+def _one_of(known: Sequence[str]) -> str:
+    return "pass one of " + ", ".join(map(repr, known))
+
+
+def as_bool(where: str, name: str, value: Any) -> bool:
+    """Returns a static bool, or raises a TypeError."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise fail_type(
+        where,
+        f"{name} to be a static bool",
+        f"{name}={_brief(value)}",
+        "pass True or False; it decides what is compiled",
+    )
+
+
+def as_number(where: str, name: str, value: Any, todo: str) -> float:
+    """Returns a static finite float, or raises.
+
+    Args:
+        where: Who was called.
+        name: The argument.
+        value: A number, or a concrete array of one number.
+        todo: What to do about a traced value.
+    """
+    traced = isinstance(value, jax.core.Tracer)
+    is_number = isinstance(value, int | float | np.number) or (
+        isinstance(value, np.ndarray | jax.Array) and not traced and value.ndim == 0
+    )
+    if isinstance(value, bool | np.bool_) or not is_number:
+        got = f"{name}={_brief(value)}"
+        raise fail_type(where, f"{name} to be a static real number", got, todo)
+    try:
+        number = float(value)
+    except TypeError:  # complex
+        got = f"{name}={value!r}"
+        raise fail_type(where, f"{name} to be a static real number", got, todo) from None
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        got = f"{name}={number}"
+        raise fail_value(where, f"{name} to be finite", got, "pass a finite number")
+    return number
+
+
+def as_array(where: str, name: str, value: Any) -> Any:
+    """Returns a JAX array or tracer, or raises a TypeError for anything else."""
+    if isinstance(value, jax.Array):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        try:
+            return jnp.asarray(value)
+        except TypeError:
+            pass
+    if hasattr(value, "__jax_array__"):
+        return value.__jax_array__()
+    raise fail_type(
+        where,
+        f"{name} to be an array",
+        f"{name}={_brief(value)}",
+        f"pass {name}=jnp.asarray(...)",
+    )
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, jax.core.Tracer):
+        return f"a traced {jax.typeof(value)}"
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+
+
+def check_devices(where: str, arrays: Mapping[str, Any]) -> None:
+    """Raises a ValueError if committed arrays live on different devices."""
+    first: tuple[str, frozenset[Any]] | None = None
+    for name, array in arrays.items():
+        if isinstance(array, jax.core.Tracer) or not getattr(array, "committed", False):
+            continue
+        devices = frozenset(array.sharding.device_set)
+        if first is None:
+            first = name, devices
+        elif devices != first[1]:
+            got = f"{first[0]} on {_devices(first[1])}, {name} on {_devices(devices)}"
+            todo = "move them with jax.device_put"
+            raise fail_value(where, "arrays on the same devices", got, todo)
+
+
+def _devices(devices: frozenset[Any]) -> str:
+    return "{" + ", ".join(sorted(map(str, devices))) + "}"

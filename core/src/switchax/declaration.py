@@ -1,0 +1,130 @@
+"""Checks an operation's declaration when it is registered: mistakes surface there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from .capabilities import Capabilities
+from .errors import RegistrationError, near_miss
+from .kind import OperationKind
+from .operation import (
+    BaseOperation,
+    defined_methods,
+    forward_method,
+    forward_parameters,
+)
+
+__all__ = ["check_operation"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_RESERVED = frozenset({"auto"})
+
+
+def check_operation(cls: type[BaseOperation]) -> None:
+    """Raises a RegistrationError if a class contradicts itself or its kind."""
+    if not (isinstance(cls, type) and issubclass(cls, BaseOperation)):
+        raise RegistrationError(
+            f"register: expected a subclass of BaseOperation, got {cls!r}; "
+            "derive from switchax.BaseOperation"
+        )
+    _check_attributes(cls)
+    _check_names(cls)
+    _check_features(cls)
+    _check_methods(cls)
+
+
+def _fail(cls: type[BaseOperation], rule: str, got: str, todo: str) -> RegistrationError:
+    return RegistrationError(f"{cls.__qualname__}: expected {rule}, got {got}; {todo}")
+
+
+def _check_attributes(cls: type[BaseOperation]) -> None:
+    for name, kind in (("kind", OperationKind), ("capabilities", Capabilities)):
+        value = getattr(cls, name, None)
+        if not isinstance(value, kind):
+            rule = f"class attribute {name} to be an instance of {kind.__name__}"
+            raise _fail(cls, rule, repr(value), f"set {name} = ...")
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(cls.__abstractmethods__))
+        raise _fail(cls, "no abstract methods", missing, "define them")
+
+
+def _check_names(cls: type[BaseOperation]) -> None:
+    names = cls.get_impl_name()
+    as_tuple = (names,) if isinstance(names, str) else names
+    if not isinstance(as_tuple, tuple) or not as_tuple:
+        rule = "get_impl_name() to return a str or a tuple of str"
+        raise _fail(cls, rule, repr(names), "canonical name first")
+    for name in as_tuple:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+            rule = "names of letters, digits, '_', '.' and '-', and not 'auto'"
+            raise _fail(cls, rule, repr(name), "choose another")
+    if len(set(as_tuple)) < len(as_tuple):
+        raise _fail(cls, "names to differ", repr(names), "say each once")
+
+
+def _check_features(cls: type[BaseOperation]) -> None:
+    kind, capabilities = cls.kind, cls.capabilities
+    for feature in sorted(capabilities.features):
+        if feature not in kind.features:
+            got = f"feature {feature!r}{near_miss(feature, kind.features)}"
+            todo = f"known are {', '.join(kind.features)}"
+            raise _fail(cls, f"features of kind {kind.name!r}", got, todo)
+    known = {*kind.arguments, *kind.outputs}
+    for feature in capabilities.features:
+        known |= set(kind.features[feature].arguments)
+    for name in sorted(capabilities.differentiable):
+        if name not in known:
+            got = f"differentiable={name!r}{near_miss(name, known)}"
+            todo = "declare the feature that brings it, or leave it out"
+            raise _fail(cls, "arguments or outputs that it declares", got, todo)
+        if name in kind.outputs and name not in capabilities.features:
+            got = f"differentiable={name!r}"
+            todo = f"add {name!r} to features"
+            raise _fail(cls, "outputs that it declares", got, todo)
+
+
+def _check_methods(cls: type[BaseOperation]) -> None:
+    methods = defined_methods(cls)
+    for platform in sorted(cls.capabilities.platforms):
+        if forward_method(cls, platform) is None:
+            got = f"platform {platform!r} without one"
+            todo = f"define forward_{platform} or forward_native"
+            raise _fail(cls, "a forward method for every platform", got, todo)
+    for method in methods:
+        _check_signature(cls, method)
+    taken = {name for method in methods for name in forward_parameters(cls, method)}
+    for feature in sorted(cls.capabilities.features):
+        missing = [n for n in cls.kind.features[feature].arguments if n not in taken]
+        if missing:
+            rule = f"a forward method to take {missing[0]!r} of feature {feature!r}"
+            todo = "take it, or do not declare the feature"
+            raise _fail(cls, rule, f"methods {', '.join(methods)} without it", todo)
+
+
+def _check_signature(cls: type[BaseOperation], method: str) -> None:
+    kind = cls.kind
+    parameters = inspect.signature(getattr(cls, method)).parameters
+    for parameter in parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            rule = f"{method} to name its arguments"
+            todo = "what is swallowed unseen is computed wrong"
+            raise _fail(cls, rule, str(parameter), todo)
+    names = forward_parameters(cls, method)
+    for name in (*kind.arguments, *kind.required):
+        if name not in names:
+            todo = "there is no value of it that means 'not used'"
+            raise _fail(cls, f"{method} to take {name!r}", f"{names}", todo)
+    if len(cls.capabilities.layouts) > 1 and "layout" not in names:
+        got = f"layouts={cls.capabilities.layouts}"
+        todo = "it could not tell them apart"
+        raise _fail(cls, f"{method} to take 'layout'", got, todo)
+    allowed = {*kind.arguments, *kind.required, *kind.always}
+    for feature in cls.capabilities.features:
+        allowed |= {*kind.features[feature].arguments, *kind.features[feature].optional}
+    for name in names:
+        if name not in allowed:
+            bringing = [f for f in kind.features if name in kind.features[f].arguments]
+            todo = f"declare feature {bringing[0]!r}" if bringing else "remove it"
+            got = f"{name!r}{near_miss(name, allowed)}"
+            raise _fail(cls, f"{method} to take what features bring", got, todo)

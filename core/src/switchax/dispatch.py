@@ -1,0 +1,381 @@
+"""Chooses an operation for a request, and says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import decisions, registrations
+from .capabilities import Cost
+from .checks import fail_type
+from .errors import (
+    DegradedChoiceError,
+    DegradedChoiceWarning,
+    Refusal,
+    UnsupportedError,
+)
+from .execution import Invocation, run
+from .kind import OperationKind, Plan
+from .loading import call_hooks, ensure_loaded, first_result
+from .matching import refusals_of
+from .metadata import OperationMetadata
+from .operation import BaseOperation, forward_method
+from .registrations import Entry
+from .registry import find_entry, unloaded_note
+from .request import Request
+from .settings import Settings, current_settings
+from .target import Target, current_target
+
+__all__ = ["Candidate", "Decision", "assess", "choose", "decide", "run_named", "run_operation"]
+
+Names = tuple[str, ...]  # () is "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One operation beside one request.
+
+    Attributes:
+        entry: The operation, its names and owner.
+        cost: Its cost class for this request, adaptation included.
+        plan: How it would run.
+        method: The forward method that would run, or None.
+        refusals: Why it would not; empty if it would.
+    """
+
+    entry: Entry
+    cost: Cost
+    plan: Plan
+    method: str | None
+    refusals: tuple[Refusal, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What was chosen for a request.
+
+    Attributes:
+        request: The request.
+        target: The device it was chosen for.
+        chosen: The candidate that runs.
+        candidates: Every operation of the kind, the chosen one included.
+        how: "named", "listed" or "auto".
+        degraded: What refused, if a better cost class did.
+    """
+
+    request: Request
+    target: Target
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    how: str
+    degraded: tuple[Candidate, ...] = ()
+
+
+def run_operation(
+    operation: BaseOperation, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Runs one operation instance on a call; see `BaseOperation.__call__`."""
+    kind, where = operation.kind, operation.names()[0]
+    call = kind.bind(where, _named(where, kind, args, kwargs), operation.metadata)
+    backend = operation.metadata.backend
+    target = current_target(call.arrays.values(), backend)
+    force_native = current_settings().force_native
+    plan = kind.plan(call.request, operation.capabilities)
+    method = "native" if force_native else backend or target.platform
+    method = forward_method(type(operation), method)
+    reasons = refusals_of(type(operation), plan, target, method)
+    if reasons or method is None:
+        raise UnsupportedError(_refused(where, reasons, ()), {where: reasons})
+    invocation = Invocation(
+        operation, call.request, plan, method, target.platform
+    )
+    return kind.output(run(invocation, call.arrays))
+
+
+def _named(
+    where: str, kind: OperationKind, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    if len(args) > len(kind.arguments):
+        rule = f"at most {len(kind.arguments)} positional arguments"
+        todo = f"they are {', '.join(kind.arguments)}; name the others"
+        raise fail_type(where, rule, str(len(args)), todo)
+    named = dict(zip(kind.arguments, args, strict=False))
+    twice = named.keys() & kwargs.keys()
+    if twice:
+        got = f"{min(twice)} twice"
+        raise fail_type(where, "each argument once", got, "pass it once")
+    return {**named, **kwargs}
+
+
+def run_named(
+    kind: OperationKind,
+    where: str,
+    operation: str | Sequence[str],
+    arguments: Mapping[str, Any],
+    metadata: OperationMetadata | None,
+) -> dict[str, Any]:
+    """Runs a call of a kind on the operation that a name, or auto, stands for.
+
+    Args:
+        kind: The kind.
+        where: Who was called, for messages.
+        operation: "auto", a name, or names tried in order.
+        arguments: Arguments by name.
+        metadata: Handed to the operation.
+
+    Returns:
+        The kind's outputs by name.
+    """
+    if metadata is not None and not isinstance(metadata, OperationMetadata):
+        got, todo = f"metadata={metadata!r}", "pass OperationMetadata(...)"
+        raise fail_type(where, "metadata to be an OperationMetadata", got, todo)
+    metadata = metadata if metadata is not None else OperationMetadata()
+    names = operation_names(where, operation)
+    settings = current_settings()
+    call = kind.bind(where, arguments, metadata)
+    target = current_target(call.arrays.values(), metadata.backend)
+    decision = choose(
+        kind, call.request, target, names or settings.operation, settings, metadata
+    )
+    chosen = decision.chosen
+    assert chosen.method is not None  # a candidate without a method has a refusal
+    instance = chosen.entry.operation(metadata)
+    invocation = Invocation(
+        instance, call.request, chosen.plan, chosen.method, target.platform
+    )
+    return run(invocation, call.arrays)
+
+
+def operation_names(where: str, operation: str | Sequence[str]) -> Names:
+    """Returns the names to try, () for auto; raises a TypeError for anything else."""
+    if isinstance(operation, str):
+        return () if operation == "auto" else (operation,)
+    names = tuple(operation) if isinstance(operation, list | tuple) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        got, todo = f"operation={operation!r}", "for example 'auto' or ('sdpa', 'vanilla')"
+        raise fail_type(where, "operation to be a name or names", got, todo)
+    return names
+
+
+def choose(
+    kind: OperationKind,
+    request: Request,
+    target: Target,
+    names: Names = (),
+    settings: Settings | None = None,
+    metadata: OperationMetadata | None = None,
+) -> Decision:
+    """Chooses an operation, and records the decision.
+
+    Args:
+        kind: The request's kind.
+        request: The request.
+        target: The device.
+        names: Names tried in order; () ranks all operations of the kind.
+        settings: Those in force by default.
+        metadata: Its backend says which forward method runs.
+
+    Returns:
+        The decision.
+
+    Raises:
+        UnsupportedError: If nothing named, or nothing at all, honours the request.
+        DegradedChoiceError: In strict mode, if only a worse cost class does.
+        UnknownOperationError: For a name nobody has.
+        ContestedNameError: For a name several claim.
+    """
+    settings = settings if settings is not None else current_settings()
+    decision = decide(kind, request, target, names, settings, metadata)
+    if decision.degraded:
+        _say_degraded(decision, settings.strict)
+    if decisions.record(decision, settings.lock):
+        call_hooks("switchax_decision", decision=decision)
+    return decision
+
+
+def decide(
+    kind: OperationKind,
+    request: Request,
+    target: Target,
+    names: Names,
+    settings: Settings,
+    metadata: OperationMetadata | None = None,
+) -> Decision:
+    """Makes the choice of `choose` without recording, warning or being strict."""
+    ensure_loaded()
+    return _choose(
+        kind,
+        request,
+        target,
+        names,
+        settings.force_native,
+        metadata.backend if metadata is not None else None,
+        registrations.generation(),
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _choose(
+    kind: OperationKind,
+    request: Request,
+    target: Target,
+    names: Names,
+    force_native: bool,
+    backend: str | None,
+    generation: int,
+) -> Decision:
+    candidates = assess(kind, request, target, force_native, backend)
+    if names:
+        return _choose_named(kind, request, target, names, candidates)
+    return _choose_auto(request, target, candidates)
+
+
+def assess(
+    kind: OperationKind,
+    request: Request,
+    target: Target,
+    force_native: bool = False,
+    backend: str | None = None,
+) -> tuple[Candidate, ...]:
+    """Holds every operation of a kind against a request.
+
+    Args:
+        kind: The kind.
+        request: The request.
+        target: The device.
+        force_native: Only `forward_native` counts.
+        backend: Platform whose forward method runs, the target's by default.
+    """
+    method = "native" if force_native else backend or target.platform
+    return tuple(
+        _candidate(entry, request, target, method)
+        for entry in registrations.entries()
+        if entry.operation.kind is kind
+    )
+
+
+def _candidate(entry: Entry, request: Request, target: Target, how: str) -> Candidate:
+    operation = entry.operation
+    plan = operation.kind.plan(request, operation.capabilities)
+    method = forward_method(operation, how)
+    refusals = refusals_of(operation, plan, target, method)
+    cost = plan.cost(operation.capabilities.cost)
+    return Candidate(entry, cost, plan, method, refusals)
+
+
+def _choose_named(
+    kind: OperationKind,
+    request: Request,
+    target: Target,
+    names: Names,
+    candidates: tuple[Candidate, ...],
+) -> Decision:
+    by_class = {candidate.entry.operation: candidate for candidate in candidates}
+    tried = []
+    for name in names:
+        candidate = by_class[find_entry(name, target, kind.name).operation]
+        if not candidate.refusals:
+            how = "named" if len(names) == 1 else "listed"
+            return Decision(request, target, candidate, candidates, how)
+        tried.append(candidate)
+    usable = [c.entry.name for c in candidates if not c.refusals]
+    texts = [_refused(c.entry.name, c.refusals, usable) for c in tried]
+    refusals = {c.entry.qualified: c.refusals for c in tried}
+    raise UnsupportedError("\n".join(texts), refusals)
+
+
+def _refused(
+    where: str, refusals: Sequence[Refusal], usable: Sequence[str]
+) -> str:
+    first = refusals[0]
+    text = f"{where}: expected {first.field} {first.allowed}, got "
+    text += f"{first.field}={first.actual}; {first.hint or 'choose another operation'}"
+    for other in refusals[1:]:
+        text += f"\n  and {other}"
+    if usable:
+        text += f"\n  this call is honoured here by: {', '.join(usable)}"
+    return text
+
+
+def _choose_auto(
+    request: Request, target: Target, candidates: tuple[Candidate, ...]
+) -> Decision:
+    open_to_auto = [c for c in candidates if not c.entry.operation.capabilities.experimental]
+    fitting = sorted((c for c in open_to_auto if not c.refusals), key=_rank)
+    if not fitting:
+        raise UnsupportedError(
+            _nothing_fits(request, target, candidates),
+            {c.entry.qualified: c.refusals for c in candidates},
+        )
+    chosen = _preferred(request, target, fitting)
+    better = tuple(
+        c
+        for c in open_to_auto
+        if c.refusals
+        and c.entry.operation.capabilities.cost < chosen.cost
+        and not any(r.code in ("platform", "unavailable") for r in c.refusals)
+    )
+    return Decision(request, target, chosen, candidates, "auto", better)
+
+
+def _rank(candidate: Candidate) -> tuple[int, int, str, str]:
+    entry = candidate.entry
+    priority = entry.operation.capabilities.priority
+    return candidate.cost, -priority, entry.name, entry.qualified
+
+
+def _preferred(
+    request: Request, target: Target, fitting: Sequence[Candidate]
+) -> Candidate:
+    """The first in rank, unless a plugin prefers another of the same cost class."""
+    best = [c for c in fitting if c.cost == fitting[0].cost]
+    names = [c.entry.qualified for c in best]
+    order = first_result(
+        "switchax_rank", request=request, candidates=names, target=target
+    )
+    for name in order or ():
+        for candidate in best:
+            if name in (candidate.entry.qualified, candidate.entry.name):
+                return candidate
+    return best[0]
+
+
+def _nothing_fits(
+    request: Request, target: Target, candidates: Sequence[Candidate]
+) -> str:
+    note = unloaded_note(ensure_loaded())
+    got = f"{request.kind} on {target}"
+    if not candidates:
+        todo = "pip install switchax-vanilla switchax-sdpa"
+        return f"auto: expected an installed operation, got none for {got}; {todo}{note}"
+    text = f"auto: expected an operation that honours the call, got none for {got}; "
+    text += f"name one to see its reasons alone\n  {request.describe()}"
+    for candidate in candidates:
+        reasons = "; ".join(map(str, candidate.refusals)) or "experimental: name it"
+        text += f"\n  {candidate.entry.qualified}: {reasons}"
+    return text + note
+
+
+_said: set[str] = set()
+
+
+def _say_degraded(decision: Decision, strict: bool) -> None:
+    chosen = decision.chosen
+    reasons = "; ".join(
+        f"{c.entry.qualified} ({c.cost}) refused {', '.join(map(str, c.refusals))}"
+        for c in decision.degraded
+    )
+    text = (
+        f"auto: took {chosen.entry.qualified}, cost class {chosen.cost}, for "
+        f"{decision.request.describe()}; {reasons}"
+    )
+    if strict:
+        refusals = {c.entry.qualified: c.refusals for c in decision.degraded}
+        raise DegradedChoiceError(f"{text}; strict is set", refusals)
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, DegradedChoiceWarning, stacklevel=6)
+

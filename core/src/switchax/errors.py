@@ -1,0 +1,112 @@
+"""What can go wrong, as types and as data.
+
+Two families only. The call is wrong: `ValueError` or `TypeError` (the classes here
+that derive from them say more precisely what). The call is right but not supported
+here: `UnsupportedError`, which carries its refusals as data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "ContestedNameError",
+    "ContractError",
+    "DecisionLockError",
+    "DegradedChoiceError",
+    "DegradedChoiceWarning",
+    "RegistrationError",
+    "Refusal",
+    "SettingsError",
+    "UnknownOperationError",
+    "UnsupportedError",
+    "house_message",
+    "near_miss",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """One reason why an operation does not honour a request on a target.
+
+    Attributes:
+        code: What kind of reason: "feature", "platform", "dtype", "size", ...
+        field: The field of the request or target it is about.
+        actual: The value found there, as text.
+        allowed: What would have been accepted, as text.
+        hint: What the reader can do about it.
+    """
+
+    code: str
+    field: str
+    actual: str
+    allowed: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.field}={self.actual} (allowed: {self.allowed})"
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class UnsupportedError(NotImplementedError):
+    """A legal call that the operation, or every candidate, refuses.
+
+    Args:
+        message: One readable text.
+        refusals: The reasons, by qualified operation name; each a tuple of `Refusal`.
+
+    Example:
+        >>> UnsupportedError("no", {"a:b": (Refusal("dtype", "dtype", "x", "y"),)}).refusals
+        {'a:b': (Refusal(code='dtype', field='dtype', actual='x', allowed='y', hint=''),)}
+    """
+
+    def __init__(
+        self, message: str, refusals: Mapping[str, tuple[Refusal, ...]] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.refusals: dict[str, tuple[Refusal, ...]] = dict(refusals or {})
+
+
+class DegradedChoiceError(UnsupportedError):
+    """Strict mode: only an operation of a worse cost class honours the request."""
+
+
+class DegradedChoiceWarning(UserWarning):
+    """Said once: a worse cost class was taken because the better ones refused."""
+
+
+class UnknownOperationError(ValueError):
+    """A name that no installed operation has."""
+
+
+class ContestedNameError(ValueError):
+    """A name claimed by several operations, so that it means none of them."""
+
+
+class DecisionLockError(RuntimeError):
+    """A choice that differs from the decisions this run is held to."""
+
+
+class RegistrationError(TypeError):
+    """An operation or kind whose declaration contradicts itself."""
+
+
+class ContractError(ImportError):
+    """A plugin built for a contract that this core does not speak."""
+
+
+class SettingsError(ValueError):
+    """An unknown setting or a value it does not take."""
+
+
+def near_miss(name: str, known: Iterable[str]) -> str:
+    """Returns " (did you mean 'x'?)" for the closest known name, else ""."""
+    match = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
+    return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def house_message(where: str, rule: str, got: str, todo: str) -> str:
+    """Formats an error as `<operation>: expected <rule>, got <got>; <what to do>`."""
+    return f"{where}: expected {rule}, got {got}; {todo}"

@@ -1,0 +1,169 @@
+"""Runs a planned call: adapt, call the forward method, undo, guard derivatives."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .errors import UnsupportedError, house_message
+from .kind import Arrays, Call, Plan
+from .operation import BaseOperation, forward_parameters
+from .request import Request
+
+__all__ = ["Invocation", "run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Invocation:
+    """Everything static about one run; equal ones are traced once.
+
+    Attributes:
+        operation: The operation instance.
+        request: The request as the user made it.
+        plan: How core adapts it.
+        method: Name of the forward method.
+        platform: Where it will run.
+    """
+
+    operation: BaseOperation
+    request: Request
+    plan: Plan
+    method: str
+    platform: str
+
+
+def run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
+    """Runs an invocation on its arrays; returns the kind's outputs by name."""
+    outputs: dict[str, Any] = _run(invocation, arrays)
+    return outputs
+
+
+# Inlined, so that the compiled program is that of a direct call; the trace is kept
+# all the same, so that thirty equal layers are traced once.
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
+    operation, plan = invocation.operation, invocation.plan
+    kind = operation.kind
+    guarded = _guard_inputs(operation, arrays)
+    call = Call(invocation.request, guarded)
+    with jax.named_scope(f"switchax.{operation.names()[0]}"):
+        outputs = kind.shortcut(call, plan)
+        if outputs is None:
+            operands, static = kind.operands(call, plan)
+            given = _arguments(invocation, {**operands, **static})
+            result = getattr(operation, invocation.method)(**given)
+            outputs = kind.finish(result, invocation.request, plan)
+    return _guard_outputs(invocation, outputs, guarded)
+
+
+def _arguments(invocation: Invocation, available: Mapping[str, Any]) -> dict[str, Any]:
+    names = forward_parameters(type(invocation.operation), invocation.method)
+    return {name: available.get(name) for name in names}
+
+
+def _guard_inputs(operation: BaseOperation, arrays: Arrays) -> Arrays:
+    """Makes the derivative to an undeclared argument raise, instead of being zero."""
+    name = operation.names()[0]
+    declared = operation.capabilities.differentiable
+    return {
+        argument: array
+        if argument in declared or not _is_floating(array)
+        else refuse_derivative(_no_derivative(name, argument, declared), array)
+        for argument, array in arrays.items()
+    }
+
+
+def _no_derivative(name: str, what: str, declared: frozenset[str]) -> str:
+    return house_message(
+        name,
+        f"derivatives of {', '.join(sorted(declared)) or 'nothing'} only",
+        f"one of {what}",
+        "use jax.lax.stop_gradient on it, or an operation that declares it",
+    )
+
+
+def _guard_outputs(
+    invocation: Invocation, outputs: dict[str, Any], inputs: Arrays
+) -> dict[str, Any]:
+    """Makes undeclared derivatives of outputs raise.
+
+    An output that has none is tied to the inputs, since a kernel may have dropped its
+    tangent already: then it would be a silent zero.
+    """
+    operation = invocation.operation
+    capabilities = operation.capabilities
+    name = operation.names()[0]
+    for output in operation.kind.outputs:
+        field = _output_field(outputs, output)
+        if outputs.get(field) is not None and output not in capabilities.differentiable:
+            message = _no_derivative(name, output, capabilities.differentiable)
+            floating = [x for x in inputs.values() if _is_floating(x)]
+            outputs[field] = _refuse_if_differentiated(
+                message, outputs[field], *floating
+            )
+    forward = invocation.platform in capabilities.forward_mode
+    second = invocation.platform in capabilities.second_order
+    if forward and second:
+        return outputs
+    guard = functools.partial(_limit_derivatives, forward, second, name)
+    return {
+        field: None if array is None else guard(array)
+        for field, array in outputs.items()
+    }
+
+
+def _output_field(outputs: Mapping[str, Any], output: str) -> str:
+    return next((f for f in outputs if f == output or f.endswith(f"_{output}")), output)
+
+
+def _is_floating(array: Any) -> bool:
+    return bool(jnp.issubdtype(array.dtype, jnp.floating))
+
+
+def refuse_derivative(message: str, x: Any) -> Any:
+    """Returns x; differentiating with respect to it raises UnsupportedError."""
+    return _refuse_if_differentiated(message, x)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _refuse_if_differentiated(message: str, x: Any, *others: Any) -> Any:
+    """Returns x; raises where x or any of the others is being differentiated."""
+    return x
+
+
+def _refuse(message: str, primals: Any, tangents: Any) -> Any:
+    symbolic_zero = jax.custom_derivatives.SymbolicZero
+    if all(isinstance(tangent, symbolic_zero) for tangent in tangents):
+        return primals[0], tangents[0]
+    raise UnsupportedError(message)
+
+
+_refuse_if_differentiated.defjvp(_refuse, symbolic_zeros=True)
+
+
+def _limit_derivatives(forward: bool, second: bool, name: str, x: Any) -> Any:
+    """Returns x; undeclared forward mode or second derivatives raise."""
+    message = house_message(
+        name,
+        "first derivatives in reverse mode",
+        "a second derivative",
+        "use an operation that declares second_order, such as 'vanilla'",
+    )
+
+    def through(y: Any) -> Any:
+        # Seen by an outer differentiation only: the inner one has taken y already.
+        return y if second else refuse_derivative(message, y)
+
+    if forward:
+        forward_guard = jax.custom_jvp(lambda y: y)
+        forward_guard.defjvp(lambda primals, tangents: (through(*primals), *tangents))
+        return forward_guard(x)
+
+    reverse_guard = jax.custom_vjp(lambda y: y)
+    reverse_guard.defvjp(lambda y: (through(y), None), lambda _, ct: (ct,))
+    return reverse_guard(x)

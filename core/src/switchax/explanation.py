@@ -1,0 +1,172 @@
+"""`explain`: which operation a request would get on a target, and why not others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from . import registrations
+from .dispatch import Candidate, assess, decide, operation_names
+from .errors import ContestedNameError, Refusal, UnknownOperationError, UnsupportedError
+from .kind import OperationKind
+from .loading import ensure_loaded
+from .request import Request
+from .settings import current_settings
+from .target import Target, current_target, target_of_device
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """The answer of `explain`.
+
+    Attributes:
+        request: What was asked.
+        target: For which device.
+        chosen: Qualified name of the operation it would get, or None.
+        error: Why none, as the call would say it, or "".
+        common: Refusals that every candidate has.
+        candidates: Every operation of the kind.
+        not_loaded: Plugins that were not loaded, one line each.
+    """
+
+    request: Request
+    target: Target
+    chosen: str | None
+    error: str
+    common: tuple[Refusal, ...]
+    candidates: tuple[Candidate, ...]
+    not_loaded: tuple[str, ...]
+
+    def own_refusals(self, candidate: Candidate) -> tuple[Refusal, ...]:
+        """The refusals of a candidate that not every candidate has."""
+        return tuple(r for r in candidate.refusals if r not in self.common)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the answer as plain data for JSON."""
+        return {
+            "request": self.request.describe(),
+            "features": sorted(self.request.features),
+            "target": str(self.target),
+            "chosen": self.chosen,
+            "error": self.error,
+            "common": [dataclasses.asdict(refusal) for refusal in self.common],
+            "candidates": [
+                {
+                    "operation": c.entry.qualified,
+                    "distribution": c.entry.distribution,
+                    "version": c.entry.version,
+                    "cost": str(c.cost),
+                    "adaptations": [dataclasses.asdict(a) for a in c.plan.adaptations],
+                    "refusals": [dataclasses.asdict(r) for r in c.refusals],
+                }
+                for c in self.candidates
+            ],
+            "not_loaded": list(self.not_loaded),
+        }
+
+    def __str__(self) -> str:
+        lines = [self.request.describe(), f"on {self.target}: {self.chosen or 'nothing'}"]
+        lines += [f"every candidate refuses: {refusal}" for refusal in self.common]
+        for candidate in self.candidates:
+            reasons = "; ".join(map(str, self.own_refusals(candidate)))
+            steps = ", ".join(map(str, candidate.plan.adaptations))
+            verdict = "refuses" if candidate.refusals else "honours"
+            text = f"  {candidate.entry.qualified} ({candidate.cost}): {verdict}"
+            text += f" {reasons}" if reasons else ""
+            lines.append(text + (f" with {steps}" if steps else ""))
+        lines += [f"  not loaded: {text}" for text in self.not_loaded]
+        return "\n".join(lines)
+
+
+def explain(
+    request: Request | None = None,
+    *,
+    target: str | Target | None = None,
+    mesh: Any = None,
+    operation: str | Sequence[str] = "auto",
+    kind: str | OperationKind = "attention",
+    **arguments: Any,
+) -> Explanation:
+    """Says which operation a call would get, and what each other one refuses.
+
+    Nothing runs, and no device of the target is needed.
+
+    Args:
+        request: A request, or None to describe one by `arguments`.
+        target: Such as "tpu:v5e"; the present device by default.
+        mesh: A mesh whose devices are the target.
+        operation: As in a call.
+        kind: The kind of the call that `arguments` describe.
+        **arguments: Arguments of the call; arrays may be `jax.ShapeDtypeStruct`.
+
+    Returns:
+        The explanation; print it, or see `to_dict`.
+
+    Raises:
+        TypeError: As the call would, also for request and arguments together.
+        ValueError: As the call would, and for an unknown target.
+
+    Example:
+        >>> q = jax.ShapeDtypeStruct((1, 128, 8, 64), "bfloat16")
+        >>> print(switchax.explain(query=q, key=q, value=q, target="tpu:v5e"))
+        attention bfloat16 query 1x128x8x64 ...
+    """
+    if request is not None and arguments:
+        raise TypeError(
+            "explain: expected a request or a call's arguments, got both; pass one"
+        )
+    records = ensure_loaded()
+    the_kind = _kind(request.kind if request is not None else kind)
+    request = request if request is not None else the_kind.request(**arguments)
+    where = _target(target, mesh)
+    chosen, error = None, ""
+    names = operation_names("explain", operation) or current_settings().operation
+    settings = current_settings()
+    try:
+        decision = decide(the_kind, request, where, names, settings)
+        chosen = decision.chosen.entry.qualified
+    except (UnsupportedError, UnknownOperationError, ContestedNameError) as problem:
+        error = str(problem)
+    candidates = assess(the_kind, request, where, settings.force_native)
+    return Explanation(
+        request,
+        where,
+        chosen,
+        error,
+        _common(candidates),
+        candidates,
+        tuple(str(r) for r in records.values() if r.status != "loaded"),
+    )
+
+
+def _kind(kind: str | OperationKind) -> OperationKind:
+    if isinstance(kind, OperationKind):
+        return kind
+    known = registrations.kinds()
+    if kind not in known:
+        raise ValueError(
+            f"explain: expected a kind of {', '.join(sorted(known))}, got {kind!r}; "
+            "install the plugin that brings it"
+        )
+    return known[kind]
+
+
+def _target(target: str | Target | None, mesh: Any) -> Target:
+    if target is not None:
+        return Target.parse(target)
+    if mesh is None:
+        return current_target()
+    device = getattr(mesh, "abstract_device", None)
+    if device is None and getattr(mesh, "devices", None) is not None:
+        device = mesh.devices.flat[0]
+    return target_of_device(device) if device is not None else current_target()
+
+
+def _common(candidates: Sequence[Candidate]) -> tuple[Refusal, ...]:
+    if len(candidates) < 2:
+        return ()
+    first, *others = candidates
+    return tuple(r for r in first.refusals if all(r in c.refusals for c in others))

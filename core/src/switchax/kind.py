@@ -1,0 +1,223 @@
+"""Operation kinds: a contract that operations implement.
+
+A kind says which arguments a call has, what they mean (its oracle), how a call is
+checked and described (`bind`), and how core brings it to the form that an operation
+declares (`plan`). Core ships `attention`; a plugin may add kinds with the hook
+`switchax_kinds`, and gets registration, dispatch and `explain` for them.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from .capabilities import Capabilities, Cost
+from .errors import Refusal
+from .request import Request
+
+if TYPE_CHECKING:
+    from .metadata import OperationMetadata
+
+__all__ = ["Adaptation", "Call", "Feature", "OperationKind", "Plan"]
+
+Arrays = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """Something a call may use and an operation may refuse.
+
+    Attributes:
+        arguments: Arguments of a forward method that the feature brings, at least
+            one of which the operation's forward methods take.
+        optional: Arguments that a forward method may take with it.
+        summary: One line.
+    """
+
+    arguments: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    summary: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One checked and normalised call.
+
+    Attributes:
+        request: Its static description.
+        arrays: Its array arguments by name; absent ones are left out.
+    """
+
+    request: Request
+    arrays: Arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptation:
+    """One change that brings a call to the form an operation takes.
+
+    Attributes:
+        name: Such as "layout" or "fold_mask".
+        detail: What is changed.
+        cost: What it costs at run time, in words.
+        materialises: It writes an array of q_len x kv_len, which changes the cost
+            class of whatever operation needs it.
+    """
+
+    name: str
+    detail: str
+    cost: str
+    materialises: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.detail}; {self.cost})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How one operation would run one request.
+
+    Attributes:
+        request: The request as the operation will see it.
+        adaptations: What core does to get there, in order.
+        refusals: Why it cannot; empty if it can.
+    """
+
+    request: Request
+    adaptations: tuple[Adaptation, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+    def cost(self, declared: Cost) -> Cost:
+        """The operation's cost class after adaptation."""
+        worse = any(adaptation.materialises for adaptation in self.adaptations)
+        return max(declared, Cost.MATERIALISES) if worse else declared
+
+
+class OperationKind(abc.ABC):
+    """A contract: arguments, meaning, oracle.
+
+    Attributes:
+        name: The kind's name, one namespace for all kinds.
+        features: Every feature a request of this kind may use.
+        arguments: The arrays that every forward method takes, in order.
+        required: Other arguments that every forward method takes, because there is
+            no value of them that means "not used".
+        always: Arguments that a forward method may always take.
+        outputs: Names of the outputs that `Capabilities.differentiable` may list
+            beside arguments.
+
+    Example:
+        A kind of one's own needs `bind`, `plan`, `operands` and `finish`:
+
+        >>> class Rotary(OperationKind):
+        ...     name = "rotary"
+        ...     arguments = ("x", "positions")
+    """
+
+    name: str
+    features: Mapping[str, Feature] = {}
+    arguments: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    @abc.abstractmethod
+    def bind(
+        self, where: str, arguments: Mapping[str, Any], metadata: OperationMetadata
+    ) -> Call:
+        """Checks and normalises a call.
+
+        Args:
+            where: Who was called, for messages.
+            arguments: Arguments as the user gave them, by name.
+            metadata: Dtypes to cast to, configs.
+
+        Returns:
+            The call; nothing has been traced.
+
+        Raises:
+            TypeError: For an unknown keyword or a wrong type.
+            ValueError: For a wrong value.
+        """
+
+    @abc.abstractmethod
+    def plan(self, request: Request, capabilities: Capabilities) -> Plan:
+        """Says how an operation of these capabilities would run the request."""
+
+    @abc.abstractmethod
+    def operands(self, call: Call, plan: Plan) -> tuple[Arrays, dict[str, Any]]:
+        """Applies the plan.
+
+        Returns:
+            The arrays a forward method may take, and the static arguments.
+        """
+
+    def shortcut(self, call: Call, plan: Plan) -> dict[str, Any] | None:
+        """Outputs of a call that needs no kernel, or None; none by default."""
+        return None
+
+    @abc.abstractmethod
+    def finish(self, result: Any, request: Request, plan: Plan) -> dict[str, Any]:
+        """Undoes the plan on a forward method's result.
+
+        Args:
+            result: What the forward method returned.
+            request: The request as the user made it.
+            plan: The plan that was applied.
+
+        Returns:
+            Outputs by name; absent ones are None.
+        """
+
+    @abc.abstractmethod
+    def output(self, outputs: Mapping[str, Any]) -> Any:
+        """What an operation's `__call__` returns."""
+
+    def request(
+        self, metadata: OperationMetadata | None = None, /, **arguments: Any
+    ) -> Request:
+        """Describes a call from shapes alone, for `explain`.
+
+        Args:
+            metadata: As in a call.
+            **arguments: Arguments of the call; arrays may be `jax.ShapeDtypeStruct`.
+
+        Returns:
+            The request, without anything having been computed.
+
+        Raises:
+            TypeError: As the call would.
+            ValueError: As the call would.
+
+        Example:
+            >>> q = jax.ShapeDtypeStruct((1, 8, 2, 64), "float32")
+            >>> ATTENTION.request(query=q, key=q, value=q, causal=True).features
+            frozenset({'causal'})
+        """
+        from .metadata import OperationMetadata
+
+        bound: list[Request] = []
+        specs = {
+            name: value
+            for name, value in arguments.items()
+            if isinstance(value, jax.ShapeDtypeStruct)
+        }
+        rest = {name: arguments[name] for name in arguments if name not in specs}
+
+        def record(arrays: Arrays) -> None:
+            call = self.bind(
+                self.name, {**rest, **arrays}, metadata or OperationMetadata()
+            )
+            bound.append(call.request)
+
+        jax.eval_shape(record, specs)
+        return bound[0]
+
+    @property
+    def oracle(self) -> Callable[..., Any]:
+        """The independent float64 reference; imported on first use."""
+        raise NotImplementedError(f"kind {self.name!r} ships no oracle")

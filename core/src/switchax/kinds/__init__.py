@@ -1,0 +1,1 @@
+"""The operation kinds that core ships, one package each."""

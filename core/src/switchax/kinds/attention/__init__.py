@@ -1,0 +1,19 @@
+"""The kind `attention`: its arguments, its meaning, and how calls are adapted."""
+
+from .adaptation import AttentionPlan
+from .definition import ATTENTION, AttentionKind
+from .outcome import AttentionOutput
+from .request import AttentionRequest
+from .visibility import position_mask, sees_everything, seen, visibility
+
+__all__ = [
+    "ATTENTION",
+    "AttentionKind",
+    "AttentionOutput",
+    "AttentionPlan",
+    "AttentionRequest",
+    "position_mask",
+    "sees_everything",
+    "seen",
+    "visibility",
+]

@@ -1,0 +1,77 @@
+"""The kind `attention`: one meaning for all operations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from switchax.capabilities import Capabilities
+from switchax.kind import Arrays, Call, OperationKind, Plan
+from switchax.request import Request
+
+from . import adaptation, arguments, outcome
+from .features import FEATURES, with_features
+from .request import AttentionRequest
+
+if TYPE_CHECKING:
+    from switchax.metadata import OperationMetadata
+
+__all__ = ["ATTENTION", "AttentionKind"]
+
+
+class AttentionKind(OperationKind):
+    """Scaled dot-product attention under rules R1 to R13."""
+
+    name = "attention"
+    features = FEATURES
+    arguments = ("query", "key", "value")
+    required = ("softmax_scale",)
+    always = ("layout", "mode")
+    outputs = ("lse", "weights")
+
+    def bind(
+        self, where: str, arguments_: Mapping[str, Any], metadata: OperationMetadata
+    ) -> Call:
+        """Checks and normalises a call; see `OperationKind.bind`."""
+        call = arguments.bind(where, arguments_, metadata)
+        assert isinstance(call.request, AttentionRequest)  # narrows the type
+        return dataclasses.replace(call, request=with_features(call.request))
+
+    def plan(self, request: Request, capabilities: Capabilities) -> Plan:
+        """Plans layout, kv heads, padding and visibility."""
+        assert isinstance(request, AttentionRequest)
+        return adaptation.plan(request, capabilities)
+
+    def operands(self, call: Call, plan: Plan) -> tuple[Arrays, dict[str, Any]]:
+        """Applies the plan."""
+        assert isinstance(plan, adaptation.AttentionPlan)
+        return adaptation.operands(call, plan)
+
+    def shortcut(self, call: Call, plan: Plan) -> dict[str, Any] | None:
+        """Answers calls in which no row can see a key."""
+        assert isinstance(plan, adaptation.AttentionPlan)
+        assert isinstance(call.request, AttentionRequest)
+        if not plan.skip:
+            return None
+        return outcome.answer_without_keys(call.request, call.arrays.get("softmax_aux"))
+
+    def finish(self, result: Any, request: Request, plan: Plan) -> dict[str, Any]:
+        """Undoes the plan."""
+        assert isinstance(plan, adaptation.AttentionPlan)
+        assert isinstance(request, AttentionRequest)
+        return outcome.finish(result, request, plan)
+
+    def output(self, outputs: Mapping[str, Any]) -> outcome.AttentionOutput:
+        """Names the outputs."""
+        return outcome.AttentionOutput(**outputs)
+
+    @property
+    def oracle(self) -> Callable[..., Any]:
+        """`attention_oracle`, float64 numpy."""
+        from .oracle import attention_oracle
+
+        return attention_oracle
+
+
+ATTENTION = AttentionKind()

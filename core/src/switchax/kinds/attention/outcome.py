@@ -1,0 +1,122 @@
+"""What an attention call returns, and how a kernel's result becomes it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import jax.scipy.special
+import numpy as np
+
+from switchax.errors import RegistrationError
+
+from .adaptation import AttentionPlan, change_layout
+from .request import AttentionRequest
+
+__all__ = ["AttentionOutput", "answer_without_keys", "finish"]
+
+
+class AttentionOutput(NamedTuple):
+    """The result of an attention operation.
+
+    Attributes:
+        attention_outputs: `[batch, q_len, heads, v_head_dim]` in the call's layout
+            and query's dtype.
+        attention_weights: The probabilities that multiply value, dropout included,
+            `[batch, heads, q_len, kv_len]` (`[heads, q_len, kv_len]` in thd), in
+            float32 (float64 for float64); None unless asked for.
+        lse: The natural log of the sum of exp of the logits, sinks included,
+            `[batch, heads, q_len]` (`[heads, tokens]` in thd), in float32 (float64
+            for float64); None unless asked for.
+    """
+
+    attention_outputs: Any
+    attention_weights: Any = None
+    lse: Any = None
+
+
+def finish(
+    result: Any, request: AttentionRequest, plan: AttentionPlan
+) -> dict[str, Any]:
+    """Undoes the plan on a forward method's result.
+
+    Args:
+        result: The output; or `(output, lse)`; or an `AttentionOutput`.
+        request: The request as the user made it.
+        plan: The plan that was applied.
+
+    Returns:
+        The fields of `AttentionOutput` by name.
+
+    Raises:
+        RegistrationError: If the method did not return what its features promise.
+    """
+    output, weights, lse = _parts(result)
+    for name, asked, array in (
+        ("lse", request.return_lse, lse),
+        ("weights", request.return_weights, weights),
+    ):
+        if asked and array is None:
+            raise RegistrationError(
+                f"attention: expected {name} from an operation that declares it, got "
+                "None; return AttentionOutput(output, weights, lse) or (output, lse)"
+            )
+    adapted = plan.request
+    assert isinstance(adapted, AttentionRequest)  # narrows the type
+    if plan.padding:
+        length = adapted.layout.index("t")
+        output = output[(slice(None),) * length + (slice(request.q_len),)]
+        output = output[..., : request.v_head_dim]
+    output = change_layout(output, adapted.layout, request.layout)
+    outputs: dict[str, Any] = {
+        "attention_outputs": output.astype(request.output_dtype),
+        "attention_weights": None,
+        "lse": None,
+    }
+    drop_batch = request.layout == "thd" and adapted.layout != "thd"
+    if request.return_lse:
+        lse = lse[..., : request.q_len]
+        outputs["lse"] = lse[0] if drop_batch else lse
+    if request.return_weights:
+        weights = weights[..., : request.q_len, : request.kv_len]
+        outputs["attention_weights"] = weights[0] if drop_batch else weights
+    return outputs
+
+
+def _parts(result: Any) -> tuple[Any, Any, Any]:
+    if isinstance(result, AttentionOutput):
+        return result
+    if isinstance(result, tuple) and len(result) == 2:
+        return result[0], None, result[1]
+    return result, None, None
+
+
+def answer_without_keys(
+    request: AttentionRequest, softmax_aux: Any
+) -> dict[str, Any]:
+    """The result where no row has a key to see (R1, R6): no kernel is needed.
+
+    Args:
+        request: The request as the user made it.
+        softmax_aux: `[heads]` or `[heads, num_sinks]`, or None.
+
+    Returns:
+        The fields of `AttentionOutput` by name.
+    """
+    r = request
+    precise = np.promote_types(np.float32, r.dtype) if r.dtype == "float64" else np.float32
+    lse = jnp.full((r.heads,), -jnp.inf, precise)
+    if softmax_aux is not None:
+        sinks = softmax_aux.astype(precise).reshape(r.heads, -1)
+        lse = jax.scipy.special.logsumexp(sinks, axis=1) if sinks.size else lse
+    batch = () if r.layout == "thd" else (r.batch,)
+    shape = {"b": r.batch, "t": r.q_len, "h": r.heads, "d": r.v_head_dim}
+    return {
+        "attention_outputs": jnp.zeros([shape[axis] for axis in r.layout], r.output_dtype),
+        "attention_weights": jnp.zeros((*batch, r.heads, r.q_len, r.kv_len), precise)
+        if r.return_weights
+        else None,
+        "lse": jnp.broadcast_to(lse[:, None], (*batch, r.heads, r.q_len))
+        if r.return_lse
+        else None,
+    }

@@ -1,0 +1,208 @@
+"""Loads plugins, each in a try of its own, with rollback of what it defined.
+
+pluggy's own entry-point loader is not used: it stops at the first failure and drops
+a second plugin of one name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from . import hookspecs, registrations, settings
+from .discovery import FoundPlugin, find_plugins
+from .errors import ContractError
+
+__all__ = ["CONTRACT", "PluginRecord", "call_hooks", "ensure_loaded", "first_result"]
+
+CONTRACT = 1
+
+
+@dataclasses.dataclass
+class PluginRecord:
+    """What became of one plugin.
+
+    Attributes:
+        plugin: The entry point.
+        status: "loaded", "failed", "blocked" or "not allowed".
+        reason: One line, if it was not loaded.
+        fix: What to do about it.
+        details: The traceback of a failure.
+        hook_problems: Hooks that raised when called, one line each.
+    """
+
+    plugin: FoundPlugin
+    status: str
+    reason: str = ""
+    fix: str = ""
+    details: str = ""
+    hook_problems: list[str] = dataclasses.field(default_factory=list)
+
+    def __str__(self) -> str:
+        text = f"{self.plugin.key} {self.plugin.version}: {self.status}"
+        text += f", {self.reason}" if self.reason else ""
+        return f"{text}; {self.fix}" if self.fix else text
+
+
+_lock = threading.RLock()
+_state: dict[str, Any] = {"done": False, "busy": False}
+_records: dict[str, PluginRecord] = {}
+hooks = pluggy.PluginManager(hookspecs.PROJECT)
+hooks.add_hookspecs(hookspecs)
+
+
+def ensure_loaded() -> dict[str, PluginRecord]:
+    """Discovers and loads plugins once; returns their records by key.
+
+    Raises:
+        SettingsError: If settings are wrong; the next question tries again.
+    """
+    if _state["done"]:
+        return _records
+    with _lock:
+        if _state["done"] or _state["busy"]:  # busy: a plugin asks while it is loaded
+            return _records
+        wanted = settings.current_settings()
+        _state["busy"] = True
+        try:
+            found = find_plugins() if wanted.autoload else []
+            registrations.note_plugins(found)
+            for plugin in found:
+                _records[plugin.key] = _load_unless_forbidden(plugin, wanted)
+            registrations.bar(
+                key for key, record in _records.items() if record.status != "loaded"
+            )
+            _state["done"] = True
+            settings.note_discovery(True)
+        finally:
+            _state["busy"] = False
+    return _records
+
+
+def _load_unless_forbidden(
+    plugin: FoundPlugin, wanted: settings.Settings
+) -> PluginRecord:
+    if plugin.is_called(wanted.block):
+        fix = f"remove {plugin.name} from SWITCHAX_BLOCK or configure(block=...)"
+        return PluginRecord(plugin, "blocked", "blocked by the setting 'block'", fix)
+    if wanted.plugins is not None and not plugin.is_called(wanted.plugins):
+        fix = f"add {plugin.name} to SWITCHAX_PLUGINS or configure(plugins=...)"
+        return PluginRecord(plugin, "not allowed", "not in the setting 'plugins'", fix)
+    if plugin.problem:
+        fix = f"reinstall {plugin.distribution}"
+        return PluginRecord(plugin, "failed", plugin.problem, fix)
+    return _load(plugin)
+
+
+def _load(plugin: FoundPlugin) -> PluginRecord:
+    try:
+        with registrations.loading(plugin):
+            provider = _resolve(plugin)
+            _check_contract(plugin, provider)
+            hooks.register(provider, name=plugin.key)
+            for kind in _own_results("switchax_kinds", provider):
+                registrations.add_kind(kind)
+            for operation in _own_results("switchax_operations", provider):
+                registrations.add_operation(operation)
+    except KeyboardInterrupt:
+        _roll_back(plugin)
+        raise
+    except BaseException as error:  # noqa: BLE001  sys.exit at import is one
+        _roll_back(plugin)
+        reason = "".join(traceback.format_exception_only(error)).strip()
+        details = "".join(traceback.format_exception(error))
+        return PluginRecord(plugin, "failed", reason, _fix(plugin, error), details)
+    return PluginRecord(plugin, "loaded")
+
+
+def _resolve(plugin: FoundPlugin) -> Any:
+    provider: Any = importlib.import_module(plugin.module)
+    for attribute in plugin.value.partition(":")[2].partition("[")[0].split("."):
+        if attribute.strip():
+            provider = getattr(provider, attribute.strip())
+    return provider
+
+
+def _check_contract(plugin: FoundPlugin, provider: Any) -> None:
+    spoken = getattr(provider, "SWITCHAX_CONTRACT", None)
+    if spoken is None and not isinstance(provider, ModuleType):
+        module = importlib.import_module(plugin.module)
+        spoken = getattr(module, "SWITCHAX_CONTRACT", None)
+    if spoken is not None and (type(spoken) is not int or spoken != CONTRACT):
+        raise ContractError(
+            f"{plugin.key}: expected contract {CONTRACT}, which this switchax speaks, "
+            f"got SWITCHAX_CONTRACT={spoken!r}; install a {plugin.distribution} for "
+            f"contract {CONTRACT}, or a switchax for contract {spoken!r}"
+        )
+
+
+def _own_results(hook: str, provider: Any) -> Iterator[Any]:
+    for implementation in getattr(hooks.hook, hook).get_hookimpls():
+        if implementation.plugin is provider:
+            yield from implementation.function() or ()
+
+
+def _roll_back(plugin: FoundPlugin) -> None:
+    if hooks.has_plugin(plugin.key):
+        hooks.unregister(name=plugin.key)
+    registrations.roll_back(plugin)
+
+
+def _fix(plugin: FoundPlugin, error: BaseException) -> str:
+    without = f"or leave it out with SWITCHAX_BLOCK={plugin.name}"
+    if isinstance(error, ContractError):
+        return f"install matching versions of it and switchax, {without}"
+    if isinstance(error, ModuleNotFoundError):
+        missing = error.name or "a module"
+        if missing.partition(".")[0] == plugin.module.partition(".")[0]:
+            return f"reinstall {plugin.distribution}, {without}"
+        return f"install what provides {missing!r}, {without}"
+    return f"upgrade or uninstall {plugin.distribution}, {without}"
+
+
+def call_hooks(hook: str, **arguments: Any) -> list[Any]:
+    """Calls a hook of every plugin; one that raises is reported, not obeyed.
+
+    Args:
+        hook: The hook's name.
+        **arguments: Its arguments, all of them.
+
+    Returns:
+        The results that are not None, last loaded first.
+    """
+    ensure_loaded()
+    return list(_results(hook, arguments))
+
+
+def first_result(hook: str, **arguments: Any) -> Any:
+    """Calls a hook until a plugin answers; returns that answer or None."""
+    ensure_loaded()
+    return next(_results(hook, arguments), None)
+
+
+def _results(hook: str, arguments: dict[str, Any]) -> Iterator[Any]:
+    for implementation in reversed(getattr(hooks.hook, hook).get_hookimpls()):
+        given = {name: arguments[name] for name in implementation.argnames}
+        try:
+            result = implementation.function(**given)
+        except Exception as error:  # noqa: BLE001  one plugin's fault stays its own
+            _note_hook_problem(implementation.plugin_name, hook, error)
+            continue
+        if result is not None:
+            yield result
+
+
+def _note_hook_problem(key: str, hook: str, error: Exception) -> None:
+    text = f"{hook} raised {type(error).__name__}: {error}"
+    record = _records.get(key)
+    if record is not None and text not in record.hook_problems:
+        record.hook_problems.append(text)
+        warnings.warn(f"plugin {key}: {text}; it is passed over", stacklevel=2)

@@ -1,0 +1,104 @@
+"""Compares a planned request with capabilities: refusals that need no kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .capabilities import Capabilities
+from .errors import Refusal
+from .kind import Plan
+from .operation import BaseOperation, forward_method, forward_parameters
+from .request import Request
+from .target import Target
+
+__all__ = ["availability", "refusals_of"]
+
+
+def availability(cls: type[BaseOperation], target: Target) -> tuple[Refusal, ...]:
+    """Returns why an operation cannot be used on a target, whatever the call."""
+    reasons = []
+    platforms = cls.capabilities.platforms
+    if target.platform not in platforms:
+        allowed = ", ".join(sorted(platforms))
+        hint = "run on another device, or choose another operation"
+        reasons.append(Refusal("platform", "platform", target.platform, allowed, hint))
+    missing = cls.unavailable()
+    if missing:
+        reasons.append(Refusal("unavailable", "library", "missing", "installed", missing))
+    return tuple(reasons)
+
+
+def refusals_of(
+    cls: type[BaseOperation], plan: Plan, target: Target, method: str | None
+) -> tuple[Refusal, ...]:
+    """Returns every reason why an operation would not run a planned request.
+
+    Args:
+        cls: The operation.
+        plan: Its plan for the request.
+        target: The device.
+        method: The forward method that would run, or None if there is none.
+    """
+    reasons = [*availability(cls, target), *plan.refusals]
+    request = plan.request
+    if method is None and not any(reason.code == "platform" for reason in reasons):
+        hint = "unset force_native, or choose another operation"
+        allowed = "an operation with forward_native"
+        reasons.append(Refusal("method", "force_native", "True", allowed, hint))
+    capabilities = cls.capabilities
+    if request.dtype not in capabilities.dtypes:
+        allowed = ", ".join(sorted(capabilities.dtypes))
+        reasons.append(Refusal("dtype", "dtype", request.dtype, allowed, "cast"))
+    reasons += _feature_refusals(cls, request, method)
+    reasons += _limit_refusals(capabilities, request)
+    if not reasons:  # its own rules may rely on the table's
+        reasons += tuple(cls.refusals(request, target))
+    return tuple(reasons)
+
+
+def _feature_refusals(
+    cls: type[BaseOperation], request: Request, method: str | None
+) -> Iterable[Refusal]:
+    taken = set(forward_parameters(cls, method)) if method else None
+    for feature in sorted(request.features):
+        if feature not in cls.capabilities.features:
+            why = "not among its features"
+        elif taken is not None and not taken.issuperset(
+            cls.kind.features[feature].arguments
+        ):
+            why = f"not taken by {method}"
+        else:
+            continue
+        actual = feature_value(request, feature)
+        hint = f"{feature!r} is {why}: leave it out, or choose another operation"
+        yield Refusal("feature", feature, actual, "unused", hint)
+
+
+def feature_value(request: Request, feature: str) -> str:
+    """Returns the value that makes a request use a feature, as text."""
+    arrays = dict(getattr(request, "arrays", ()))
+    for name in (feature, f"q_{feature}"):
+        if name in arrays:
+            return str(arrays[name])
+    aliases = {
+        "dropout": "dropout_prob",
+        "lse": "return_lse",
+        "weights": "return_weights",
+        "q_offset_per_batch": "q_offset",
+    }
+    field = aliases.get(feature, feature)
+    if field in arrays:
+        return str(arrays[field])
+    sizes = request.sizes
+    if feature == "gqa":
+        return f"{sizes['heads']} heads on {sizes['kv_heads']}"
+    value = getattr(request, field, None)
+    return "used" if value is None else str(value)
+
+
+def _limit_refusals(capabilities: Capabilities, request: Request) -> Iterable[Refusal]:
+    sizes = request.sizes
+    for axis, limit in capabilities.limits.items():
+        if sizes.get(axis, 0) > limit:
+            hint = "choose another operation"
+            yield Refusal("limit", axis, str(sizes[axis]), f"at most {limit}", hint)

@@ -1,0 +1,226 @@
+"""`OperationRegistry`: names and what they mean here."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from . import registrations
+from .errors import ContestedNameError, UnknownOperationError, UnsupportedError, near_miss
+from .loading import PluginRecord, ensure_loaded
+from .matching import availability
+from .metadata import OperationMetadata
+from .operation import BaseOperation
+from .registrations import Entry
+from .settings import normalised
+from .target import Target, current_target
+
+__all__ = ["OperationRegistry", "contested_names", "find_entry"]
+
+Operation = TypeVar("Operation", bound=BaseOperation)
+
+
+class OperationRegistry:
+    """The operations of every installed plugin, by name.
+
+    Canonical and shared names live in one namespace. A name that several operations
+    claim means none of them; `plugin:operation` always means one. Nothing is
+    discovered before the first question.
+    """
+
+    @staticmethod
+    def register(cls: type[Operation]) -> type[Operation]:
+        """Registers an operation class; used as a decorator.
+
+        Args:
+            cls: A subclass of `BaseOperation`.
+
+        Returns:
+            The class itself.
+
+        Raises:
+            RegistrationError: If its declaration contradicts itself or its kind.
+        """
+        registrations.add_operation(cls)
+        return cls
+
+    @staticmethod
+    def unregister(cls: type[BaseOperation]) -> None:
+        """Takes an operation class out again, for tests and notebooks."""
+        registrations.remove_operation(cls)
+
+    @staticmethod
+    def get(name: str) -> type[BaseOperation]:
+        """Returns the class that a name means on the current target.
+
+        Args:
+            name: Canonical or shared name, or `plugin:operation`.
+
+        Raises:
+            UnknownOperationError: If no operation has the name.
+            ContestedNameError: If several claim it.
+            UnsupportedError: If it is shared and none of its owners supports the
+                target.
+        """
+        return find_entry(name, current_target()).operation
+
+    @staticmethod
+    def create(name: str, metadata: OperationMetadata | None = None) -> BaseOperation:
+        """Returns an instance of the operation that a name means.
+
+        Args:
+            name: As in `get`.
+            metadata: Handed to the operation; its backend counts as the target.
+        """
+        backend = metadata.backend if metadata is not None else None
+        target = current_target(backend=backend)
+        return find_entry(name, target).operation(metadata)
+
+    @staticmethod
+    def list_implementations(kind: str | None = None) -> list[str]:
+        """Returns the names that can be used now, canonical and shared, sorted.
+
+        Args:
+            kind: Only operations of this kind; None for all.
+        """
+        ensure_loaded()
+        target = current_target()
+        usable = []
+        for name in {name for entry in registrations.entries() for name in entry.names}:
+            try:
+                entry = find_entry(name, target)
+            except (ContestedNameError, UnsupportedError):
+                continue
+            if availability(entry.operation, target):
+                continue
+            if kind is None or entry.operation.kind.name == kind:
+                usable.append(name)
+        return sorted(usable)
+
+    @staticmethod
+    def explain(*args: Any, **kwargs: Any) -> Any:
+        """Explains a choice; see `switchax.explain`."""
+        from .explanation import explain
+
+        return explain(*args, **kwargs)
+
+
+def find_entry(name: str, target: Target, kind: str | None = None) -> Entry:
+    """Returns the one operation that a name means on a target.
+
+    Args:
+        name: Canonical or shared name, or `plugin:operation`.
+        target: The device, which decides who answers to a shared name.
+        kind: The kind that is called; an operation of another is an error.
+
+    Raises:
+        TypeError: If the name is no str.
+        UnknownOperationError: If nobody has it, or it is of another kind.
+        ContestedNameError: If several claim it.
+        UnsupportedError: If it is shared and no owner supports the target.
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"operation: expected a name or a sequence of names, got {name!r}; "
+            "pass a str such as 'auto' or 'sdpa'"
+        )
+    records = ensure_loaded()
+    entry = _find(name.strip(), target, records)
+    if kind is not None and entry.operation.kind.name != kind:
+        raise UnknownOperationError(
+            f"operation: expected an operation of kind {kind!r}, got {name!r} of kind "
+            f"{entry.operation.kind.name!r}; see `switchax list`"
+        )
+    return entry
+
+
+def _find(name: str, target: Target, records: dict[str, PluginRecord]) -> Entry:
+    entries = registrations.entries()
+    if ":" in name:
+        claimants = _qualified(name, entries)
+        if len(claimants) == 1:
+            return claimants[0]
+    else:
+        claimants = [entry for entry in entries if name in entry.names]
+    if not claimants:
+        raise UnknownOperationError(_unknown(name, entries, records))
+    owners = [entry for entry in claimants if entry.name == name]
+    if len(claimants) == 1 and owners:
+        return claimants[0]
+    if owners or ":" in name:
+        raise ContestedNameError(_contested(name, claimants, ""))
+    fitting = [e for e in claimants if not availability(e.operation, target)]
+    if not fitting:
+        refusals = {
+            entry.qualified: availability(entry.operation, target) for entry in claimants
+        }
+        reasons = "; ".join(f"{who}: {why[0]}" for who, why in refusals.items())
+        raise UnsupportedError(
+            f"operation: expected an owner of the shared name {name!r} on {target}, "
+            f"got none; {reasons}",
+            refusals,
+        )
+    if len(fitting) > 1:
+        raise ContestedNameError(_contested(name, fitting, f" on {target}"))
+    return fitting[0]
+
+
+def _qualified(name: str, entries: list[Entry]) -> list[Entry]:
+    plugin, _, operation = name.partition(":")
+    wanted = normalised(plugin)
+    matches = [
+        entry
+        for entry in entries
+        if operation in entry.names
+        and wanted in (normalised(entry.plugin), normalised(entry.distribution))
+    ]
+    canonical = [entry for entry in matches if entry.name == operation]
+    return canonical or matches
+
+
+def _spellings(entries: list[Entry]) -> str:
+    """Qualified names that tell the entries apart."""
+    plugins = [entry.plugin for entry in entries]
+    spellings = []
+    for entry in entries:
+        by_plugin = plugins.count(entry.plugin) == 1 or not entry.distribution
+        who = entry.plugin if by_plugin else entry.distribution
+        origin = f" of {entry.distribution} {entry.version}" if entry.distribution else ""
+        spellings.append(f"'{who}:{entry.name}'{origin}")
+    return " and ".join(spellings)
+
+
+def _contested(name: str, claimants: list[Entry], where: str) -> str:
+    return (
+        f"operation: expected one owner of {name!r}{where}, got {len(claimants)}: "
+        f"{_spellings(claimants)}; use a qualified name, or block one plugin"
+    )
+
+
+def _unknown(name: str, entries: list[Entry], records: dict[str, PluginRecord]) -> str:
+    known = sorted({known for entry in entries for known in entry.names})
+    got = f"{name!r}{near_miss(name, known)}"
+    if not known:
+        text = f"operation: expected an installed operation, got {got} and none installed"
+        text += "; pip install switchax-vanilla switchax-sdpa"
+    else:
+        text = f"operation: expected one of {', '.join(known)}, got {got}"
+        text += "; see `switchax list`"
+    return text + unloaded_note(records)
+
+
+def unloaded_note(records: dict[str, PluginRecord]) -> str:
+    """Says which plugins were not loaded and why, or ""."""
+    missing = [str(record) for record in records.values() if record.status != "loaded"]
+    return "".join(f"\n  not loaded: {text}" for text in missing)
+
+
+def contested_names() -> dict[str, str]:
+    """Returns each contested canonical name with the message its use would give."""
+    ensure_loaded()
+    entries = registrations.entries()
+    contested = {}
+    for name in sorted({entry.name for entry in entries}):
+        claimants = [entry for entry in entries if name in entry.names]
+        if len(claimants) > 1:
+            contested[name] = _contested(name, claimants, "")
+    return contested

@@ -1,0 +1,241 @@
+"""Settings: environment, then `configure`, then `use`, each over the one before.
+
+`use` is a JAX user context: a jitted function is traced again when it changes.
+Environment and `configure` are read when a function is traced, not when it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from .errors import SettingsError, near_miss
+
+__all__ = ["Settings", "configure", "current_settings", "setting_sources", "use"]
+
+PREFIX = "SWITCHAX_"
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is in force.
+
+    Attributes:
+        operation: Names tried in order where a call says "auto"; () ranks.
+        strict: Taking a worse cost class raises instead of warning.
+        force_native: Every operation runs its `forward_native`.
+        cache_dir: Where tuned configurations live; None is the user's cache folder.
+        lock: A file of decisions that this run must match, or None.
+        plugins: Only these plugins are loaded; None is all. Before discovery only.
+        block: These plugins are not loaded. Before discovery only.
+        autoload: Whether installed plugins are loaded. Before discovery only.
+    """
+
+    operation: tuple[str, ...] = ()
+    strict: bool = False
+    force_native: bool = False
+    cache_dir: Path | None = None
+    lock: Path | None = None
+    plugins: frozenset[str] | None = None
+    block: frozenset[str] = frozenset()
+    autoload: bool = True
+
+
+NAMES = tuple(field.name for field in dataclasses.fields(Settings))
+DISCOVERY = frozenset({"plugins", "block", "autoload"})
+Overlay = tuple[tuple[str, Any], ...]
+
+_use_context: Any = jax.make_user_context(())
+_configured: dict[str, Any] = {}
+_discovered = False
+
+
+def _parse(name: str, value: Any, source: str) -> Any:
+    """Returns the value of a setting as its field's type, or raises."""
+    if name not in NAMES:
+        known = ", ".join(NAMES)
+        raise SettingsError(
+            f"{source}: expected a setting of {known}, got {name!r}"
+            f"{near_miss(name, NAMES)}; correct or remove it"
+        )
+    if name in ("strict", "force_native", "autoload"):
+        return _parse_bool(name, value, source)
+    if name in ("cache_dir", "lock"):
+        if isinstance(value, str | os.PathLike) and str(value):
+            return Path(value)
+        raise _bad(source, f"{name} to be a path", name, value, "give a file system path")
+    names = _parse_names(name, value, source)
+    if name == "operation":
+        return () if names == ("auto",) else names
+    return frozenset(map(normalised, names))
+
+
+def _parse_bool(name: str, value: Any, source: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in _TRUE | _FALSE:
+        return value.strip().lower() in _TRUE
+    raise _bad(source, f"{name} to be a bool", name, value, "write 1 or 0")
+
+
+def _parse_names(name: str, value: Any, source: str) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = value.split(",")
+    elif not isinstance(value, list | tuple | set | frozenset):
+        raise _bad(source, f"{name} to be names", name, value, "give a list of names")
+    for item in value:
+        if not isinstance(item, str):
+            raise _bad(source, f"{name} to be names", name, value, "names are str")
+    names = tuple(dict.fromkeys(item.strip() for item in value if item.strip()))
+    if name == "operation" and not names:
+        raise _bad(source, "at least one name", name, value, "'auto' ranks them all")
+    return names
+
+
+def _bad(source: str, rule: str, name: str, value: Any, todo: str) -> SettingsError:
+    return SettingsError(f"{source}: expected {rule}, got {name}={value!r}; {todo}")
+
+
+def normalised(name: str) -> str:
+    """Returns a plugin or distribution name in the spelling used to compare."""
+    return name.strip().lower().replace("_", "-").replace(".", "-")
+
+
+def _environment() -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(kv for kv in os.environ.items() if kv[0].startswith(PREFIX)))
+
+
+@functools.lru_cache(maxsize=16)
+def _from_environment(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
+    values = {}
+    for variable, text in pairs:
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in NAMES:
+            known = [PREFIX + field.upper() for field in NAMES]
+            raise SettingsError(
+                f"environment: expected a variable of {', '.join(known)}, got "
+                f"{variable}{near_miss(variable, known)}; correct or unset it"
+            )
+        if text.strip():
+            values[name] = _parse(name, text, f"environment {variable}")
+    return values
+
+
+def current_settings() -> Settings:
+    """Returns the settings in force here and now.
+
+    Raises:
+        SettingsError: For an unknown `SWITCHAX_*` variable or a value it cannot be.
+    """
+    return _merge(_environment(), tuple(_configured.items()), _use_context.value)
+
+
+@functools.lru_cache(maxsize=256)
+def _merge(
+    environment: tuple[tuple[str, str], ...], configured: Overlay, used: Overlay
+) -> Settings:
+    return Settings(**{**_from_environment(environment), **dict(configured), **dict(used)})
+
+
+def setting_sources() -> dict[str, tuple[Any, str]]:
+    """Returns, for each setting, its value and where it came from.
+
+    Unlike `current_settings` this never raises: a bad variable is reported as
+    `("error: ...", "environment")` under its own name.
+    """
+    result: dict[str, tuple[Any, str]] = {
+        field.name: (field.default, "default") for field in dataclasses.fields(Settings)
+    }
+    for pair in _environment():
+        try:
+            for name, value in _from_environment((pair,)).items():
+                result[name] = (value, f"environment {pair[0]}")
+        except SettingsError as error:
+            result[pair[0]] = (error, "environment")
+    for source, overlay in (("configure", _configured), ("use", dict(_use_context.value))):
+        for name, value in overlay.items():
+            result[name] = (value, source)
+    return result
+
+
+def configure(**values: Any) -> None:
+    """Sets settings for the whole process; a value of None unsets it again.
+
+    Functions that are already traced keep what they chose; use `use` for those.
+
+    Args:
+        **values: Fields of `Settings`.
+
+    Raises:
+        SettingsError: For an unknown name, a bad value, or a discovery setting after
+            discovery.
+
+    Example:
+        >>> switchax.configure(operation="vanilla", strict=True)
+        >>> switchax.configure(operation=None, strict=None)
+    """
+    parsed = {}
+    for name, value in values.items():
+        if name in DISCOVERY and _discovered:
+            raise SettingsError(
+                f"configure: expected {name} before discovery, got {name}={value!r} "
+                f"after it; set it at the program's start or as {PREFIX}{name.upper()}"
+            )
+        if value is None and name in NAMES:
+            parsed[name] = None
+        else:
+            parsed[name] = _parse(name, value, "configure")
+    for name, value in parsed.items():
+        if value is None:
+            _configured.pop(name, None)
+        else:
+            _configured[name] = value
+
+
+@contextlib.contextmanager
+def use(operation: Any = None, /, **values: Any) -> Iterator[Settings]:
+    """Sets settings within a `with` block, in this thread.
+
+    Jitted functions are traced again under other settings, also on leaving.
+
+    Args:
+        operation: Short for `operation=`.
+        **values: Fields of `Settings`, discovery settings aside.
+
+    Yields:
+        The settings in force.
+
+    Raises:
+        SettingsError: For an unknown name or a bad value.
+
+    Example:
+        >>> with switchax.use(operation="vanilla"):
+        ...     y = switchax.attention(q, k, v)
+    """
+    if operation is not None:
+        values["operation"] = operation
+    for name in values:
+        if name in DISCOVERY:
+            raise SettingsError(
+                f"use: expected settings of a call, got {name}={values[name]!r}; "
+                "plugins are discovered once: use configure before that"
+            )
+    parsed = {name: _parse(name, value, "use") for name, value in values.items()}
+    overlay = tuple(sorted({**dict(_use_context.value), **parsed}.items()))
+    with _use_context(overlay):
+        yield current_settings()
+
+
+def note_discovery(done: bool) -> None:
+    """Tells that plugins were discovered, so discovery settings are fixed."""
+    global _discovered
+    _discovered = done

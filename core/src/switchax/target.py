@@ -1,0 +1,188 @@
+"""The device a program will run on: the present one, or any other by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from .errors import near_miss
+
+__all__ = ["PLATFORMS", "Target", "current_target", "target_of_device"]
+
+PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu", "tt"})
+
+# Spellings of TPU device kinds by generation. "TPU v5 lite" is JAX's name of v5e,
+# "TPU v5" that of v5p, "TPU v6 lite" that of v6e.
+_TPU_KINDS = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e", "7x": "7x", "v7x": "7x"}
+_TPU_GENERATIONS = ("v2", "v3", "v4", "v5e", "v5p", "v6e", "7x")
+_CUDA_CARDS = {
+    "v100": "sm70",
+    "t4": "sm75",
+    "a100": "sm80",
+    "a10": "sm86",
+    "l4": "sm89",
+    "l40": "sm89",
+    "h100": "sm90",
+    "h200": "sm90",
+    "b200": "sm100",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A kind of device.
+
+    Attributes:
+        platform: "cpu", "cuda", "rocm", "tpu" or "tt".
+        device_kind: The device's own name, "" if unknown.
+        generation: Short name of the architecture: "v5e", "sm90", "gfx942", or "".
+
+    Example:
+        >>> Target.parse("tpu:v5e")
+        Target(platform='tpu', device_kind='TPU v5e', generation='v5e')
+    """
+
+    platform: str
+    device_kind: str = ""
+    generation: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.platform}:{self.generation}" if self.generation else self.platform
+
+    @staticmethod
+    def parse(text: str | Target) -> Target:
+        """Reads "cpu", "tpu:v5e", "cuda:h100", "cuda:sm90", "rocm:gfx942".
+
+        Args:
+            text: Platform, and after a colon a generation or card.
+
+        Returns:
+            The target; nothing is asked of any backend unless "gpu" must be resolved.
+
+        Raises:
+            ValueError: For an unknown platform or a generation it does not have.
+        """
+        if isinstance(text, Target):
+            return text
+        platform, _, kind = str(text).strip().lower().partition(":")
+        if platform == "gpu":
+            platform = gpu_vendor()
+        if platform not in PLATFORMS:
+            raise ValueError(
+                f"target: expected one of {sorted(PLATFORMS)}, optionally with "
+                f"':generation', got target={text!r}"
+                f"{near_miss(platform, PLATFORMS)}; for example 'tpu:v5e'"
+            )
+        return Target(platform, *_kind_and_generation(platform, kind, str(text)))
+
+
+def _kind_and_generation(platform: str, kind: str, text: str) -> tuple[str, str]:
+    if not kind:
+        return "", ""
+    if platform == "tpu":
+        generation = {"v7x": "7x", "tpu7x": "7x"}.get(kind, kind)
+        if generation in _TPU_GENERATIONS:
+            return f"TPU {generation}", generation
+        known: Iterable[str] = _TPU_GENERATIONS
+    elif platform == "cuda":
+        generation = _CUDA_CARDS.get(kind, kind.replace("sm_", "sm"))
+        if re.fullmatch(r"sm\d{2,3}", generation):
+            return (kind.upper() if kind in _CUDA_CARDS else ""), generation
+        known = [*_CUDA_CARDS, "sm80", "sm90"]
+    elif platform == "rocm":
+        if re.fullmatch(r"gfx[0-9a-f]{3,4}", kind):
+            return "", kind
+        known = ("gfx90a", "gfx942", "gfx950")
+    else:
+        return kind, kind
+    raise ValueError(
+        f"target: expected a generation of {platform} such as {', '.join(known)}, "
+        f"got target={text!r}{near_miss(kind, known)}; leave it out for any"
+    )
+
+
+def target_of_device(device: Any) -> Target:
+    """Returns the target of a JAX device or abstract device.
+
+    Args:
+        device: Anything with `platform` and `device_kind`.
+
+    Returns:
+        Its target; "gpu" is resolved to cuda or rocm.
+    """
+    platform = str(device.platform).lower()
+    kind = str(getattr(device, "device_kind", "") or "")
+    if platform == "tpu":
+        short = kind.removeprefix("TPU").strip()
+        return Target("tpu", kind, _TPU_KINDS.get(short.lower(), short.lower()))
+    if platform in ("gpu", "cuda", "rocm"):
+        vendor = platform if platform != "gpu" else gpu_vendor(device)
+        return Target(vendor, kind, _gpu_generation(device))
+    return Target(platform, kind if platform != "cpu" else "", "")
+
+
+def _gpu_generation(device: Any) -> str:
+    capability = str(getattr(device, "compute_capability", "") or "")
+    if capability.startswith("gfx"):
+        return capability.partition(":")[0]
+    if capability:
+        return "sm" + capability.replace(".", "")
+    kind = str(getattr(device, "device_kind", "") or "").lower()
+    return next((sm for card, sm in _CUDA_CARDS.items() if card in kind.split()), "")
+
+
+def gpu_vendor(device: Any = None) -> str:
+    """Resolves "gpu" to "cuda" or "rocm": by the device, else the backend at hand."""
+    text = str(getattr(device, "device_kind", "") or "").lower()
+    capability = str(getattr(device, "compute_capability", "") or "")
+    if "amd" in text or "radeon" in text or capability.startswith("gfx"):
+        return "rocm"
+    if text:
+        return "cuda"
+    return _backend_vendor()
+
+
+@functools.cache
+def _backend_vendor() -> str:
+    try:
+        return "rocm" if jax.devices("rocm") else "cuda"
+    except RuntimeError:  # no such backend here; CUDA is the usual meaning of "gpu"
+        return "cuda"
+
+
+def current_target(arrays: Iterable[Any] = (), backend: str | None = None) -> Target:
+    """Returns what the program will run on.
+
+    In this order: the devices of the mesh in force (concrete or abstract), the
+    devices of the arguments, `backend`, JAX's default device.
+
+    Args:
+        arrays: The call's arrays; tracers carry no device and are passed over.
+        backend: A platform name, or None.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    device = getattr(mesh, "abstract_device", None) if not mesh.empty else None
+    if device is not None:
+        return target_of_device(device)
+    for array in arrays:
+        if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+            continue
+        for device in array.devices():
+            return target_of_device(device)
+    if backend is not None:
+        return Target.parse(backend)
+    default = jax.config.jax_default_device
+    if default is None:
+        return _default_target()
+    if isinstance(default, str):
+        return Target.parse(default)
+    return target_of_device(default)
+
+
+def _default_target() -> Target:
+    return target_of_device(jax.local_devices(backend=None)[0])

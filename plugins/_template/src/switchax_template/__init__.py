@@ -1,0 +1,1 @@
+"""An attention operation for Switchax."""

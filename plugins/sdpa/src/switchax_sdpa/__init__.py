@@ -1,0 +1,1 @@
+"""The "sdpa" and "cudnn" operations: `jax.nn.dot_product_attention`."""

@@ -1,0 +1,229 @@
+"""The operations "sdpa" and "cudnn"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jax import Array
+from switchax import ATTENTION, AttentionRequest, BaseOperation, Capabilities, Cost
+from switchax import OperationRegistry, Refusal, Request, Target, current_target
+from switchax.kinds.attention import sees_everything
+
+from .kernel import Implementation, attend
+
+__all__ = ["CudnnAttention", "SdpaAttention"]
+
+FEATURES = {"bias", "mask", "causal", "window", "gqa"}
+
+
+def _attend(
+    implementation: Implementation, query: Array, key: Array, value: Array, **options: Any
+) -> Any:
+    output, lse = attend(query, key, value, implementation=implementation, **options)
+    return output if lse is None else (output, lse)
+
+
+@OperationRegistry.register
+class SdpaAttention(BaseOperation):
+    """JAX's own attention: XLA, which writes the scores, or cuDNN where it fits."""
+
+    kind = ATTENTION
+    capabilities = Capabilities(
+        platforms={"cpu", "gpu", "tpu"},
+        dtypes={"float16", "bfloat16", "float32"},
+        features=FEATURES | {"lse"},
+        differentiable={"query", "key", "value", "bias"},
+        cost=Cost.MATERIALISES,
+        priority=10,
+        # On CUDA it may be cuDNN, which has reverse mode alone.
+        forward_mode={"cpu", "rocm", "tpu"},
+        second_order={"cpu", "rocm", "tpu"},
+    )
+
+    @classmethod
+    def get_impl_name(cls) -> str:
+        """Returns "sdpa"."""
+        return "sdpa"
+
+    @classmethod
+    def refusals(cls, request: Request, target: Target) -> Iterable[Refusal]:
+        """Refuses what comes back rounded (R8), or does not compile."""
+        if request.dtype == "float16" and target.platform in ("cpu", "tpu"):
+            hint = "JAX asks for a product that the platform lacks; cast to float32"
+            yield Refusal("rule", "dtype", "float16", "bfloat16, float32", hint)
+        if "lse" in request.features and request.dtype != "float32":
+            hint = "its lse is rounded to the operands' dtype; cast to float32"
+            yield Refusal("rule", "dtype with return_lse", request.dtype, "float32", hint)
+
+    def forward_native(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        softmax_scale: float,
+        bias: Array | None,
+        mask: Array | None,
+        causal: bool,
+        window: tuple[int | None, int | None] | None,
+        return_lse: bool,
+    ) -> Any:
+        """Computes attention by XLA; see `switchax.attention` for the arguments."""
+        return _attend(
+            "xla",
+            query,
+            key,
+            value,
+            softmax_scale=softmax_scale,
+            bias=bias,
+            mask=mask,
+            causal=causal,
+            window=window,
+            return_lse=return_lse,
+        )
+
+    def forward_cuda(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        softmax_scale: float,
+        bias: Array | None,
+        mask: Array | None,
+        causal: bool,
+        window: tuple[int | None, int | None] | None,
+        return_lse: bool,
+    ) -> Any:
+        """Computes attention by cuDNN where it fits, else by XLA."""
+        fits = (
+            bias is None  # its gradient is not always there
+            and not return_lse
+            and query.dtype.name in CudnnAttention.capabilities.dtypes
+            and not cudnn_refusals(
+                current_target(),
+                q_len=query.shape[1],
+                kv_len=key.shape[1],
+                head_dim=query.shape[3],
+                causal=causal,
+                window=window,
+                has_mask=mask is not None,
+            )
+        )
+        return _attend(
+            "cudnn" if fits else "xla",
+            query,
+            key,
+            value,
+            softmax_scale=softmax_scale,
+            bias=bias,
+            mask=mask,
+            causal=causal,
+            window=window,
+            return_lse=return_lse,
+        )
+
+
+@OperationRegistry.register
+class CudnnAttention(BaseOperation):
+    """cuDNN's fused attention as JAX calls it, or a refusal."""
+
+    kind = ATTENTION
+    capabilities = Capabilities(
+        platforms={"cuda"},
+        dtypes={"float16", "bfloat16"},
+        features=FEATURES,
+        # JAX gives zeros for bias where cuDNN does not export its gradient.
+        differentiable={"query", "key", "value"},
+        cost=Cost.FUSED,
+    )
+
+    @classmethod
+    def get_impl_name(cls) -> str:
+        """Returns "cudnn"."""
+        return "cudnn"
+
+    @classmethod
+    def refusals(cls, request: Request, target: Target) -> Iterable[Refusal]:
+        """Refuses what cuDNN's fused attention cannot do on the target."""
+        assert isinstance(request, AttentionRequest)  # narrows the type
+        return cudnn_refusals(
+            target,
+            q_len=request.q_len,
+            kv_len=request.kv_len,
+            head_dim=request.head_dim,
+            causal=request.causal,
+            window=request.window,
+            has_mask=bool({"mask", "bias"} & request.features),
+        )
+
+    def forward_cuda(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        softmax_scale: float,
+        bias: Array | None,
+        mask: Array | None,
+        causal: bool,
+        window: tuple[int | None, int | None] | None,
+    ) -> Any:
+        """Computes attention by cuDNN; see `switchax.attention` for the arguments."""
+        return _attend(
+            "cudnn",
+            query,
+            key,
+            value,
+            softmax_scale=softmax_scale,
+            bias=bias,
+            mask=mask,
+            causal=causal,
+            window=window,
+            return_lse=False,
+        )
+
+
+def cudnn_refusals(
+    target: Target,
+    *,
+    q_len: int,
+    kv_len: int,
+    head_dim: int,
+    causal: bool,
+    window: tuple[int | None, int | None] | None,
+    has_mask: bool,
+) -> list[Refusal]:
+    """Returns what JAX's call of cuDNN would raise for, before anything runs.
+
+    Args:
+        target: Its generation sets the largest head_dim.
+        q_len: Query rows.
+        kv_len: Keys.
+        head_dim: Of query, key and value.
+        causal: Whether the call is causal.
+        window: Its window.
+        has_mask: Whether it has a mask or bias.
+
+    References:
+        JAX, `jax/_src/cudnn/fused_attention_stablehlo.py`, the checks of shapes.
+    """
+    reasons = []
+    digits = target.generation.removeprefix("sm")
+    capability = int(digits) if digits.isdecimal() else None
+    if capability is not None and capability < 80:
+        reasons.append(Refusal("rule", "generation", target.generation, "sm80 or later"))
+    largest = 256 if capability is not None and capability >= 90 else 128
+    if head_dim % 8 or not 0 < head_dim <= largest:
+        allowed = f"a multiple of 8 up to {largest}"
+        reasons.append(Refusal("rule", "head_dim", str(head_dim), allowed))
+    # A position mask that leaves rows empty is added to the mask, so lengths count.
+    masked = has_mask or not sees_everything(q_len, kv_len, causal, window)
+    if masked and (q_len % 2 or kv_len % 2):
+        lengths = f"{q_len}, {kv_len}"
+        reasons.append(Refusal("rule", "q_len, kv_len with a mask", lengths, "even"))
+    if window is not None and not causal and not masked:
+        hint = "pass causal=True, or the window as a mask"
+        reasons.append(Refusal("rule", "window", str(window), "with causal only", hint))
+    return reasons

@@ -1,0 +1,1 @@
+"""The "vanilla" operation: attention in plain jnp, every feature, every platform."""
