@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import types
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 from .errors import RegistrationError, near_miss
 from .target import PLATFORMS
@@ -72,18 +73,18 @@ class Capabilities:
         frozenset({...'cuda'...})
     """
 
-    platforms: Iterable[str] = frozenset({"any"})
-    dtypes: Iterable[str] = frozenset({"bfloat16", "float32"})
-    features: Iterable[str] = frozenset()
-    differentiable: Iterable[str] = frozenset()
+    platforms: AbstractSet[str] = frozenset({"any"})
+    dtypes: AbstractSet[str] = frozenset({"bfloat16", "float32"})
+    features: AbstractSet[str] = frozenset()
+    differentiable: AbstractSet[str] = frozenset()
     cost: Cost = Cost.MATERIALISES
     layouts: tuple[str, ...] = ("bthd",)
     multiples: Mapping[str, int] = dataclasses.field(default_factory=dict)
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     opaque: bool = False
-    shardable: Iterable[str] = frozenset()
-    forward_mode: bool | Iterable[str] = False
-    second_order: bool | Iterable[str] = False
+    shardable: AbstractSet[str] = frozenset()
+    forward_mode: bool | AbstractSet[str] = False
+    second_order: bool | AbstractSet[str] = False
     experimental: bool = False
     priority: int = 0
 
@@ -112,6 +113,11 @@ class Capabilities:
                 f"Capabilities: expected cost to be a Cost, got cost={self.cost!r}; "
                 "use Cost.FUSED, Cost.CHUNKED or Cost.MATERIALISES"
             )
+
+    def honours_derivative(self, platform: str, which: str) -> bool:
+        """Whether "forward_mode" or "second_order" is declared for a platform."""
+        platforms = getattr(self, which)
+        return isinstance(platforms, AbstractSet) and platform in platforms
 
     def _expand_platforms(self, field: str) -> None:
         value = getattr(self, field)
@@ -144,4 +150,3 @@ class Capabilities:
                     f"Capabilities: expected {field} of {sorted(known)}, got {name!r}"
                     f"{near_miss(name, known)}; correct the declaration"
                 )
-

@@ -49,7 +49,9 @@ def check_keywords(where: str, given: Iterable[str], known: Sequence[str]) -> No
 def check_choice(where: str, name: str, value: Any, known: Sequence[str]) -> str:
     """Returns value if it is one of the known strings, else raises."""
     if not isinstance(value, str):
-        raise fail_type(where, f"{name} to be a str", f"{name}={value!r}", _one_of(known))
+        raise fail_type(
+            where, f"{name} to be a str", f"{name}={value!r}", _one_of(known)
+        )
     if value not in known:
         got = f"{name}={value!r}{near_miss(value, known)}"
         raise fail_value(where, f"a known {name}", got, _one_of(known))
@@ -92,7 +94,9 @@ def as_number(where: str, name: str, value: Any, todo: str) -> float:
         number = float(value)
     except TypeError:  # complex
         got = f"{name}={value!r}"
-        raise fail_type(where, f"{name} to be a static real number", got, todo) from None
+        raise fail_type(
+            where, f"{name} to be a static real number", got, todo
+        ) from None
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):

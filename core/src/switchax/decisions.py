@@ -76,7 +76,9 @@ def save(path: str | os.PathLike[str]) -> None:
     rows = sorted((_row(d) for d in recorded()), key=lambda row: sorted(row.items()))
     target = Path(path)
     text = json.dumps({"switchax_decisions": 1, "decisions": rows}, indent=1) + "\n"
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
+    handle, name = tempfile.mkstemp(
+        dir=target.parent, prefix=target.name, suffix=".tmp"
+    )
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

@@ -34,7 +34,9 @@ def check_operation(cls: type[BaseOperation]) -> None:
     _check_methods(cls)
 
 
-def _fail(cls: type[BaseOperation], rule: str, got: str, todo: str) -> RegistrationError:
+def _fail(
+    cls: type[BaseOperation], rule: str, got: str, todo: str
+) -> RegistrationError:
     return RegistrationError(f"{cls.__qualname__}: expected {rule}, got {got}; {todo}")
 
 

@@ -82,7 +82,7 @@ def _is_ours(distribution: importlib.metadata.Distribution) -> bool:
 def _name_of(distribution: importlib.metadata.Distribution) -> str:
     try:
         name = distribution.metadata["Name"]
-    except Exception:  # noqa: BLE001  any damage of METADATA; the folder's name remains
+    except Exception:
         name = None
     if name:
         return str(name)
@@ -95,13 +95,13 @@ def _plugins_of(
 ) -> list[FoundPlugin]:
     try:
         version = str(distribution.version or "unknown")
-    except Exception:  # noqa: BLE001  any damage of METADATA
+    except Exception:
         version = "unknown"
     if problem:
         return [FoundPlugin("?", name, version, "", problem)]
     try:
         points = [point for point in distribution.entry_points if point.group == GROUP]
-    except Exception as error:  # noqa: BLE001  configparser has many
+    except Exception as error:
         problem = f"malformed entry_points.txt: {type(error).__name__}: {error}"
         return [FoundPlugin("?", name, version, "", problem)]
     return [FoundPlugin(point.name, name, version, point.value) for point in points]

@@ -29,7 +29,15 @@ from .request import Request
 from .settings import Settings, current_settings
 from .target import Target, current_target
 
-__all__ = ["Candidate", "Decision", "assess", "choose", "decide", "run_named", "run_operation"]
+__all__ = [
+    "Candidate",
+    "Decision",
+    "assess",
+    "choose",
+    "decide",
+    "run_named",
+    "run_operation",
+]
 
 Names = tuple[str, ...]  # () is "auto"
 
@@ -84,14 +92,12 @@ def run_operation(
     target = current_target(call.arrays.values(), backend)
     force_native = current_settings().force_native
     plan = kind.plan(call.request, operation.capabilities)
-    method = "native" if force_native else backend or target.platform
-    method = forward_method(type(operation), method)
+    platform = "native" if force_native else backend or target.platform
+    method = forward_method(type(operation), platform)
     reasons = refusals_of(type(operation), plan, target, method)
     if reasons or method is None:
         raise UnsupportedError(_refused(where, reasons, ()), {where: reasons})
-    invocation = Invocation(
-        operation, call.request, plan, method, target.platform
-    )
+    invocation = Invocation(operation, call.request, plan, method, target.platform)
     return kind.output(run(invocation, call.arrays))
 
 
@@ -155,7 +161,10 @@ def operation_names(where: str, operation: str | Sequence[str]) -> Names:
         return () if operation == "auto" else (operation,)
     names = tuple(operation) if isinstance(operation, list | tuple) else ()
     if not names or not all(isinstance(name, str) for name in names):
-        got, todo = f"operation={operation!r}", "for example 'auto' or ('sdpa', 'vanilla')"
+        got, todo = (
+            f"operation={operation!r}",
+            "for example 'auto' or ('sdpa', 'vanilla')",
+        )
         raise fail_type(where, "operation to be a name or names", got, todo)
     return names
 
@@ -287,9 +296,7 @@ def _choose_named(
     raise UnsupportedError("\n".join(texts), refusals)
 
 
-def _refused(
-    where: str, refusals: Sequence[Refusal], usable: Sequence[str]
-) -> str:
+def _refused(where: str, refusals: Sequence[Refusal], usable: Sequence[str]) -> str:
     first = refusals[0]
     text = f"{where}: expected {first.field} {first.allowed}, got "
     text += f"{first.field}={first.actual}; {first.hint or 'choose another operation'}"
@@ -303,7 +310,9 @@ def _refused(
 def _choose_auto(
     request: Request, target: Target, candidates: tuple[Candidate, ...]
 ) -> Decision:
-    open_to_auto = [c for c in candidates if not c.entry.operation.capabilities.experimental]
+    open_to_auto = [
+        c for c in candidates if not c.entry.operation.capabilities.experimental
+    ]
     fitting = sorted((c for c in open_to_auto if not c.refusals), key=_rank)
     if not fitting:
         raise UnsupportedError(
@@ -350,7 +359,9 @@ def _nothing_fits(
     got = f"{request.kind} on {target}"
     if not candidates:
         todo = "pip install switchax-vanilla switchax-sdpa"
-        return f"auto: expected an installed operation, got none for {got}; {todo}{note}"
+        return (
+            f"auto: expected an installed operation, got none for {got}; {todo}{note}"
+        )
     text = f"auto: expected an operation that honours the call, got none for {got}; "
     text += f"name one to see its reasons alone\n  {request.describe()}"
     for candidate in candidates:
@@ -378,4 +389,3 @@ def _say_degraded(decision: Decision, strict: bool) -> None:
     if text not in _said:
         _said.add(text)
         warnings.warn(text, DegradedChoiceWarning, stacklevel=6)
-

@@ -17,8 +17,8 @@ __all__ = [
     "DecisionLockError",
     "DegradedChoiceError",
     "DegradedChoiceWarning",
-    "RegistrationError",
     "Refusal",
+    "RegistrationError",
     "SettingsError",
     "UnknownOperationError",
     "UnsupportedError",
@@ -58,8 +58,10 @@ class UnsupportedError(NotImplementedError):
         refusals: The reasons, by qualified operation name; each a tuple of `Refusal`.
 
     Example:
-        >>> UnsupportedError("no", {"a:b": (Refusal("dtype", "dtype", "x", "y"),)}).refusals
-        {'a:b': (Refusal(code='dtype', field='dtype', actual='x', allowed='y', hint=''),)}
+        >>> refusal = Refusal("dtype", "dtype", "float64", "float32")
+        >>> error = UnsupportedError("no", {"sdpa:sdpa": (refusal,)})
+        >>> error.refusals["sdpa:sdpa"][0].code
+        'dtype'
     """
 
     def __init__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import jax
@@ -78,7 +79,7 @@ def _guard_inputs(operation: BaseOperation, arrays: Arrays) -> Arrays:
     }
 
 
-def _no_derivative(name: str, what: str, declared: frozenset[str]) -> str:
+def _no_derivative(name: str, what: str, declared: AbstractSet[str]) -> str:
     return house_message(
         name,
         f"derivatives of {', '.join(sorted(declared)) or 'nothing'} only",
@@ -106,8 +107,8 @@ def _guard_outputs(
             outputs[field] = _refuse_if_differentiated(
                 message, outputs[field], *floating
             )
-    forward = invocation.platform in capabilities.forward_mode
-    second = invocation.platform in capabilities.second_order
+    forward = capabilities.honours_derivative(invocation.platform, "forward_mode")
+    second = capabilities.honours_derivative(invocation.platform, "second_order")
     if forward and second:
         return outputs
     guard = functools.partial(_limit_derivatives, forward, second, name)

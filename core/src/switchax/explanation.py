@@ -68,7 +68,10 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        lines = [self.request.describe(), f"on {self.target}: {self.chosen or 'nothing'}"]
+        lines = [
+            self.request.describe(),
+            f"on {self.target}: {self.chosen or 'nothing'}",
+        ]
         lines += [f"every candidate refuses: {refusal}" for refusal in self.common]
         for candidate in self.candidates:
             reasons = "; ".join(map(str, self.own_refusals(candidate)))

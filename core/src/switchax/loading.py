@@ -59,8 +59,13 @@ hooks = pluggy.PluginManager(hookspecs.PROJECT)
 hooks.add_hookspecs(hookspecs)
 
 
-def ensure_loaded() -> dict[str, PluginRecord]:
+def ensure_loaded(
+    wanted: settings.Settings | None = None,
+) -> dict[str, PluginRecord]:
     """Discovers and loads plugins once; returns their records by key.
+
+    Args:
+        wanted: The settings that say what is loaded, those in force by default.
 
     Raises:
         SettingsError: If settings are wrong; the next question tries again.
@@ -70,7 +75,7 @@ def ensure_loaded() -> dict[str, PluginRecord]:
     with _lock:
         if _state["done"] or _state["busy"]:  # busy: a plugin asks while it is loaded
             return _records
-        wanted = settings.current_settings()
+        wanted = wanted if wanted is not None else settings.current_settings()
         _state["busy"] = True
         try:
             found = find_plugins() if wanted.autoload else []
@@ -115,7 +120,7 @@ def _load(plugin: FoundPlugin) -> PluginRecord:
     except KeyboardInterrupt:
         _roll_back(plugin)
         raise
-    except BaseException as error:  # noqa: BLE001  sys.exit at import is one
+    except BaseException as error:
         _roll_back(plugin)
         reason = "".join(traceback.format_exception_only(error)).strip()
         details = "".join(traceback.format_exception(error))
@@ -193,7 +198,7 @@ def _results(hook: str, arguments: dict[str, Any]) -> Iterator[Any]:
         given = {name: arguments[name] for name in implementation.argnames}
         try:
             result = implementation.function(**given)
-        except Exception as error:  # noqa: BLE001  one plugin's fault stays its own
+        except Exception as error:
             _note_hook_problem(implementation.plugin_name, hook, error)
             continue
         if result is not None:

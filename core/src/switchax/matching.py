@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from .capabilities import Capabilities
 from .errors import Refusal
 from .kind import Plan
-from .operation import BaseOperation, forward_method, forward_parameters
+from .operation import BaseOperation, forward_parameters
 from .request import Request
 from .target import Target
 
@@ -24,7 +24,9 @@ def availability(cls: type[BaseOperation], target: Target) -> tuple[Refusal, ...
         reasons.append(Refusal("platform", "platform", target.platform, allowed, hint))
     missing = cls.unavailable()
     if missing:
-        reasons.append(Refusal("unavailable", "library", "missing", "installed", missing))
+        reasons.append(
+            Refusal("unavailable", "library", "missing", "installed", missing)
+        )
     return tuple(reasons)
 
 

@@ -104,7 +104,9 @@ def add_operation(cls: type[BaseOperation]) -> None:
                 cls.__module__,
                 cls.__qualname__,
             )
-            if same and known is not cls:  # a module that was reloaded, a cell run again
+            if (
+                same and known is not cls
+            ):  # a module that was reloaded, a cell run again
                 del _operations[known]
                 break
         _operations.setdefault(cls, _loading.get())
@@ -188,7 +190,9 @@ def entries() -> list[Entry]:
                         owner.version,
                     )
                 )
-    return sorted(found, key=lambda entry: (entry.name, entry.distribution, entry.plugin))
+    return sorted(
+        found, key=lambda entry: (entry.name, entry.distribution, entry.plugin)
+    )
 
 
 def kinds() -> dict[str, OperationKind]:

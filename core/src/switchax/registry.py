@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from . import registrations
-from .errors import ContestedNameError, UnknownOperationError, UnsupportedError, near_miss
+from .errors import (
+    ContestedNameError,
+    UnknownOperationError,
+    UnsupportedError,
+    near_miss,
+)
 from .loading import PluginRecord, ensure_loaded
 from .matching import availability
 from .metadata import OperationMetadata
@@ -151,7 +156,8 @@ def _find(name: str, target: Target, records: dict[str, PluginRecord]) -> Entry:
     fitting = [e for e in claimants if not availability(e.operation, target)]
     if not fitting:
         refusals = {
-            entry.qualified: availability(entry.operation, target) for entry in claimants
+            entry.qualified: availability(entry.operation, target)
+            for entry in claimants
         }
         reasons = "; ".join(f"{who}: {why[0]}" for who, why in refusals.items())
         raise UnsupportedError(
@@ -184,7 +190,9 @@ def _spellings(entries: list[Entry]) -> str:
     for entry in entries:
         by_plugin = plugins.count(entry.plugin) == 1 or not entry.distribution
         who = entry.plugin if by_plugin else entry.distribution
-        origin = f" of {entry.distribution} {entry.version}" if entry.distribution else ""
+        origin = (
+            f" of {entry.distribution} {entry.version}" if entry.distribution else ""
+        )
         spellings.append(f"'{who}:{entry.name}'{origin}")
     return " and ".join(spellings)
 
@@ -200,7 +208,9 @@ def _unknown(name: str, entries: list[Entry], records: dict[str, PluginRecord]) 
     known = sorted({known for entry in entries for known in entry.names})
     got = f"{name!r}{near_miss(name, known)}"
     if not known:
-        text = f"operation: expected an installed operation, got {got} and none installed"
+        text = (
+            f"operation: expected an installed operation, got {got} and none installed"
+        )
         text += "; pip install switchax-vanilla switchax-sdpa"
     else:
         text = f"operation: expected one of {', '.join(known)}, got {got}"

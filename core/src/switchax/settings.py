@@ -54,7 +54,7 @@ NAMES = tuple(field.name for field in dataclasses.fields(Settings))
 DISCOVERY = frozenset({"plugins", "block", "autoload"})
 Overlay = tuple[tuple[str, Any], ...]
 
-_use_context: Any = jax.make_user_context(())
+_use_context: Any = jax.make_user_context(())  # type: ignore[no-untyped-call]
 _configured: dict[str, Any] = {}
 _discovered = False
 
@@ -72,7 +72,9 @@ def _parse(name: str, value: Any, source: str) -> Any:
     if name in ("cache_dir", "lock"):
         if isinstance(value, str | os.PathLike) and str(value):
             return Path(value)
-        raise _bad(source, f"{name} to be a path", name, value, "give a file system path")
+        raise _bad(
+            source, f"{name} to be a path", name, value, "give a file system path"
+        )
     names = _parse_names(name, value, source)
     if name == "operation":
         return () if names == ("auto",) else names
@@ -143,7 +145,9 @@ def current_settings() -> Settings:
 def _merge(
     environment: tuple[tuple[str, str], ...], configured: Overlay, used: Overlay
 ) -> Settings:
-    return Settings(**{**_from_environment(environment), **dict(configured), **dict(used)})
+    return Settings(
+        **{**_from_environment(environment), **dict(configured), **dict(used)}
+    )
 
 
 def setting_sources() -> dict[str, tuple[Any, str]]:
@@ -161,7 +165,10 @@ def setting_sources() -> dict[str, tuple[Any, str]]:
                 result[name] = (value, f"environment {pair[0]}")
         except SettingsError as error:
             result[pair[0]] = (error, "environment")
-    for source, overlay in (("configure", _configured), ("use", dict(_use_context.value))):
+    for source, overlay in (
+        ("configure", _configured),
+        ("use", dict(_use_context.value)),
+    ):
         for name, value in overlay.items():
             result[name] = (value, source)
     return result
@@ -183,7 +190,7 @@ def configure(**values: Any) -> None:
         >>> switchax.configure(operation="vanilla", strict=True)
         >>> switchax.configure(operation=None, strict=None)
     """
-    parsed = {}
+    parsed: dict[str, Any] = {}
     for name, value in values.items():
         if name in DISCOVERY and _discovered:
             raise SettingsError(

@@ -52,7 +52,9 @@ class Target:
     generation: str = ""
 
     def __str__(self) -> str:
-        return f"{self.platform}:{self.generation}" if self.generation else self.platform
+        return (
+            f"{self.platform}:{self.generation}" if self.generation else self.platform
+        )
 
     @staticmethod
     def parse(text: str | Target) -> Target:
@@ -176,7 +178,7 @@ def current_target(arrays: Iterable[Any] = (), backend: str | None = None) -> Ta
             return target_of_device(device)
     if backend is not None:
         return Target.parse(backend)
-    default = jax.config.jax_default_device
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]
     if default is None:
         return _default_target()
     if isinstance(default, str):

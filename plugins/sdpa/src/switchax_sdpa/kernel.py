@@ -20,7 +20,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
-from switchax.kinds.attention import position_mask, sees_everything, seen
+
+from switchax.kinds.attention import position_mask, seen, sees_everything
 
 __all__ = ["Implementation", "attend"]
 

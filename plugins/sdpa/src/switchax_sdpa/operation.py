@@ -6,8 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from jax import Array
-from switchax import ATTENTION, AttentionRequest, BaseOperation, Capabilities, Cost
-from switchax import OperationRegistry, Refusal, Request, Target, current_target
+
+from switchax import (
+    ATTENTION,
+    AttentionRequest,
+    BaseOperation,
+    Capabilities,
+    Cost,
+    OperationRegistry,
+    Refusal,
+    Request,
+    Target,
+    current_target,
+)
 from switchax.kinds.attention import sees_everything
 
 from .kernel import Implementation, attend
@@ -18,7 +29,11 @@ FEATURES = {"bias", "mask", "causal", "window", "gqa"}
 
 
 def _attend(
-    implementation: Implementation, query: Array, key: Array, value: Array, **options: Any
+    implementation: Implementation,
+    query: Array,
+    key: Array,
+    value: Array,
+    **options: Any,
 ) -> Any:
     output, lse = attend(query, key, value, implementation=implementation, **options)
     return output if lse is None else (output, lse)
@@ -54,7 +69,9 @@ class SdpaAttention(BaseOperation):
             yield Refusal("rule", "dtype", "float16", "bfloat16, float32", hint)
         if "lse" in request.features and request.dtype != "float32":
             hint = "its lse is rounded to the operands' dtype; cast to float32"
-            yield Refusal("rule", "dtype with return_lse", request.dtype, "float32", hint)
+            yield Refusal(
+                "rule", "dtype with return_lse", request.dtype, "float32", hint
+            )
 
     def forward_native(
         self,
@@ -213,7 +230,9 @@ def cudnn_refusals(
     digits = target.generation.removeprefix("sm")
     capability = int(digits) if digits.isdecimal() else None
     if capability is not None and capability < 80:
-        reasons.append(Refusal("rule", "generation", target.generation, "sm80 or later"))
+        reasons.append(
+            Refusal("rule", "generation", target.generation, "sm80 or later")
+        )
     largest = 256 if capability is not None and capability >= 90 else 128
     if head_dim % 8 or not 0 < head_dim <= largest:
         allowed = f"a multiple of 8 up to {largest}"

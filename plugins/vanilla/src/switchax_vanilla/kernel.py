@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+
 from switchax.kinds.attention import seen
 
 __all__ = ["Result", "attend"]
@@ -95,7 +96,7 @@ def _without_unseen(
 
 
 def _scores(q: Array, k: Array, precise: jnp.dtype) -> Array:
-    """q @ k^T per head, `[batch, heads, q_len, kv_len]`."""
+    """Q @ k^T per head, `[batch, heads, q_len, kv_len]`."""
     batch, q_len, heads, head_dim = q.shape
     kv_len, kv_heads = k.shape[1], k.shape[2]
     if q.dtype == jnp.float16:
@@ -127,7 +128,7 @@ def _softmax(logits: Array, softmax_aux: Array | None) -> tuple[Array, Array]:
 
 
 def _weighted_sum(weights: Array, v: Array) -> Array:
-    """weights @ v per head, `[batch, q_len, heads, v_head_dim]`."""
+    """Weights @ v per head, `[batch, q_len, heads, v_head_dim]`."""
     batch, heads, q_len, kv_len = weights.shape
     kv_heads, v_head_dim = v.shape[2], v.shape[3]
     shape = (batch, kv_heads, heads // max(kv_heads, 1), q_len, kv_len)

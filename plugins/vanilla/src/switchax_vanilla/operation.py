@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from jax import Array
-from switchax import ATTENTION, AttentionOutput, BaseOperation, Capabilities, Cost
-from switchax import OperationRegistry
+
+from switchax import (
+    ATTENTION,
+    AttentionOutput,
+    BaseOperation,
+    Capabilities,
+    Cost,
+    OperationRegistry,
+)
 from switchax.kinds.attention import visibility
 
 from .kernel import attend
@@ -21,7 +28,15 @@ class VanillaAttention(BaseOperation):
         platforms={"any"},
         dtypes={"float16", "bfloat16", "float32", "float64"},
         features=set(ATTENTION.features),
-        differentiable={"query", "key", "value", "bias", "softmax_aux", "lse", "weights"},
+        differentiable={
+            "query",
+            "key",
+            "value",
+            "bias",
+            "softmax_aux",
+            "lse",
+            "weights",
+        },
         cost=Cost.MATERIALISES,
         forward_mode=True,
         second_order=True,

@@ -4,7 +4,7 @@ from .adaptation import AttentionPlan
 from .definition import ATTENTION, AttentionKind
 from .outcome import AttentionOutput
 from .request import AttentionRequest
-from .visibility import position_mask, sees_everything, seen, visibility
+from .visibility import position_mask, seen, sees_everything, visibility
 
 __all__ = [
     "ATTENTION",
@@ -13,7 +13,7 @@ __all__ = [
     "AttentionPlan",
     "AttentionRequest",
     "position_mask",
-    "sees_everything",
     "seen",
+    "sees_everything",
     "visibility",
 ]

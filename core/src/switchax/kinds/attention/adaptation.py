@@ -147,12 +147,22 @@ def _pad(
         changes[axis] = -(-size // multiple) * multiple
     if not changes:
         return request, ()
-    detail = ", ".join(f"{axis} {sizes[axis]} to {new}" for axis, new in changes.items())
+    detail = ", ".join(
+        f"{axis} {sizes[axis]} to {new}" for axis, new in changes.items()
+    )
     steps.append(Adaptation("pad", detail, "a copy of each padded array"))
     arrays = dict(request.arrays)
     if "kv_len" in changes:
         arrays.setdefault("kv_lengths", ArraySpec((request.batch,), "int32"))
-    padded = dataclasses.replace(request, arrays=tuple(sorted(arrays.items())), **changes)
+    sizes = {**sizes, **changes}
+    padded = dataclasses.replace(
+        request,
+        q_len=sizes["q_len"],
+        kv_len=sizes["kv_len"],
+        head_dim=sizes["head_dim"],
+        v_head_dim=sizes["v_head_dim"],
+        arrays=tuple(sorted(arrays.items())),
+    )
     return padded, tuple(changes.items())
 
 
@@ -165,7 +175,10 @@ def _fold(
     if not lacking or request.layout == "thd":
         return request, ""
     arrays = dict(request.arrays)
-    if lacking <= {"q_lengths", "kv_lengths"} and "segment_ids" in capabilities.features:
+    if (
+        lacking <= {"q_lengths", "kv_lengths"}
+        and "segment_ids" in capabilities.features
+    ):
         for name in ("q_lengths", "kv_lengths"):
             arrays.pop(name, None)
         arrays["q_segment_ids"] = ArraySpec((request.batch, request.q_len), "int32")
@@ -177,7 +190,13 @@ def _fold(
     if "mask" not in capabilities.features:
         return request, ""
     shape = _mask_shape(request, arrays)
-    for name in ("q_segment_ids", "kv_segment_ids", "q_lengths", "kv_lengths", "q_offset"):
+    for name in (
+        "q_segment_ids",
+        "kv_segment_ids",
+        "q_lengths",
+        "kv_lengths",
+        "q_offset",
+    ):
         arrays.pop(name, None)
     arrays["mask"] = ArraySpec(shape, "bool")
     dense = shape[2] > 1 and shape[3] > 1
@@ -299,8 +318,8 @@ def _apply_padding(
             arrays[name] = jnp.pad(array, ((0, 0), (0, 0), (0, rows), (0, keys)))
     for name, tokens in (("q_segment_ids", q_pad), ("kv_segment_ids", kv_pad)):
         if name in arrays:
-            widths = ((0, 0), (0, tokens))
-            arrays[name] = jnp.pad(arrays[name], widths, constant_values=-1)
+            axes = ((0, 0), (0, tokens))
+            arrays[name] = jnp.pad(arrays[name], axes, constant_values=-1)
     if kv_pad:
         given = arrays.get("kv_lengths")
         full = jnp.full((source.batch,), source.kv_len, jnp.int32)

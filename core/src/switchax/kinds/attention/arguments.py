@@ -73,9 +73,7 @@ class Sizes(NamedTuple):
     v_head_dim: int
 
 
-def bind(
-    where: str, arguments: Mapping[str, Any], metadata: OperationMetadata
-) -> Call:
+def bind(where: str, arguments: Mapping[str, Any], metadata: OperationMetadata) -> Call:
     """Checks an attention call and describes it.
 
     Args:
@@ -182,9 +180,7 @@ def _sizes(where: str, arrays: Mapping[str, Any], layout: str) -> Sizes:
             f"heads={heads}, kv_heads={kv_heads}",
             "query head h reads kv head h // (heads // kv_heads)",
         )
-    return Sizes(
-        batch, query["t"], key["t"], heads, kv_heads, query["d"], value["d"]
-    )
+    return Sizes(batch, query["t"], key["t"], heads, kv_heads, query["d"], value["d"])
 
 
 def _check_equal(
@@ -195,17 +191,15 @@ def _check_equal(
         raise fail_value(where, f"{axis} to agree", got, "check the shapes and layout")
 
 
-def _dtype(
-    where: str, arrays: Mapping[str, Any], metadata: OperationMetadata
-) -> str:
+def _dtype(where: str, arrays: Mapping[str, Any], metadata: OperationMetadata) -> str:
     if metadata.runtime_dtype is not None:
-        return str(jax.dtypes.canonicalize_dtype(metadata.runtime_dtype).name)
+        return str(np.dtype(jax.dtypes.canonicalize_dtype(metadata.runtime_dtype)))
     dtypes = {name: np.dtype(arrays[name].dtype).name for name in OPERANDS}
     if len(set(dtypes.values())) > 1:
         got = ", ".join(f"{name}={dtype}" for name, dtype in dtypes.items())
         todo = "cast them or set metadata=OperationMetadata(runtime_dtype=...)"
         raise fail_type(where, "query, key and value of one dtype", got, todo)
-    return dtypes["query"]
+    return str(dtypes["query"])
 
 
 def _logit_arrays(
@@ -247,7 +241,11 @@ def _check_broadcastable(
         have in (1, want) for have, want in zip(shape[::-1], full[::-1], strict=False)
     )
     if not fits:
-        axes = "[heads, q_len, kv_len]" if layout == "thd" else "[batch, heads, q_len, kv_len]"
+        axes = (
+            "[heads, q_len, kv_len]"
+            if layout == "thd"
+            else "[batch, heads, q_len, kv_len]"
+        )
         rule = f"{name} broadcastable to {axes}={full[1:] if layout == 'thd' else full}"
         got = f"{name} of shape {shape}"
         raise fail_value(where, rule, got, "insert axes of size 1")

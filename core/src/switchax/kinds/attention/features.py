@@ -28,9 +28,7 @@ FEATURES = {
     ),
     "logits_soft_cap": Feature(("logits_soft_cap",), summary="cap * tanh(x / cap)"),
     "softmax_aux": Feature(("softmax_aux",), summary="sinks, extra logits"),
-    "dropout": Feature(
-        ("dropout_prob", "dropout_key"), summary="drops probabilities"
-    ),
+    "dropout": Feature(("dropout_prob", "dropout_key"), summary="drops probabilities"),
     "gqa": Feature(summary="fewer kv heads than query heads"),
     "v_head_dim": Feature(summary="value of another head_dim than key"),
     "lse": Feature(optional=("return_lse",), summary="the log-sum-exp of each row"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-import jax.scipy.special
 import numpy as np
 
 from switchax.errors import RegistrationError
@@ -91,9 +91,7 @@ def _parts(result: Any) -> tuple[Any, Any, Any]:
     return result, None, None
 
 
-def answer_without_keys(
-    request: AttentionRequest, softmax_aux: Any
-) -> dict[str, Any]:
+def answer_without_keys(request: AttentionRequest, softmax_aux: Any) -> dict[str, Any]:
     """The result where no row has a key to see (R1, R6): no kernel is needed.
 
     Args:
@@ -104,15 +102,19 @@ def answer_without_keys(
         The fields of `AttentionOutput` by name.
     """
     r = request
-    precise = np.promote_types(np.float32, r.dtype) if r.dtype == "float64" else np.float32
+    precise = (
+        np.promote_types(np.float32, r.dtype) if r.dtype == "float64" else np.float32
+    )
     lse = jnp.full((r.heads,), -jnp.inf, precise)
     if softmax_aux is not None:
         sinks = softmax_aux.astype(precise).reshape(r.heads, -1)
-        lse = jax.scipy.special.logsumexp(sinks, axis=1) if sinks.size else lse
+        lse = jax.nn.logsumexp(sinks, axis=1) if sinks.size else lse
     batch = () if r.layout == "thd" else (r.batch,)
     shape = {"b": r.batch, "t": r.q_len, "h": r.heads, "d": r.v_head_dim}
     return {
-        "attention_outputs": jnp.zeros([shape[axis] for axis in r.layout], r.output_dtype),
+        "attention_outputs": jnp.zeros(
+            [shape[axis] for axis in r.layout], r.output_dtype
+        ),
         "attention_weights": jnp.zeros((*batch, r.heads, r.q_len, r.kv_len), precise)
         if r.return_weights
         else None,

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["position_mask", "sees_everything", "seen", "visibility"]
+__all__ = ["position_mask", "seen", "sees_everything", "visibility"]
 
 
 def visibility(
@@ -48,7 +48,10 @@ def visibility(
     """
     parts = [] if mask is None else [mask]
     if q_segment_ids is not None:
-        q_ids, kv_ids = q_segment_ids[:, None, :, None], kv_segment_ids[:, None, None, :]
+        q_ids, kv_ids = (
+            q_segment_ids[:, None, :, None],
+            kv_segment_ids[:, None, None, :],
+        )
         parts.append((q_ids == kv_ids) & (q_ids >= 0))
     if q_lengths is not None:
         parts.append(jnp.arange(q_len)[:, None] < q_lengths[:, None, None, None])

@@ -1,0 +1,51 @@
+"""Errors of the command line: one line on stderr, in the house form."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+import click
+
+from switchax.errors import SettingsError, house_message
+
+__all__ = ["Failure", "WrongCall", "house_form", "one_line"]
+
+
+def one_line(text: object) -> str:
+    """Returns text without line breaks and runs of blanks."""
+    return " ".join(str(text).split())
+
+
+class Failure(click.ClickException):
+    """Something that is not as it should be here; exit code 1."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Writes the message to stderr."""
+        click.echo(one_line(self.message), file=file, err=True)
+
+
+class WrongCall(click.UsageError):
+    """A wrong call of the command line; exit code 2."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Writes the message to stderr, without click's usage lines."""
+        click.echo(one_line(self.message), file=file, err=True)
+
+
+@contextlib.contextmanager
+def house_form() -> Iterator[None]:
+    """Turns click's own usage errors, and wrong settings, into the house form."""
+    try:
+        yield
+    except (WrongCall, click.exceptions.NoArgsIsHelpError):
+        raise
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "switchax"
+        got = error.format_message().rstrip(".")
+        todo = f"see `{path} --help`"
+        text = house_message(path, "arguments as in its help", got, todo)
+        raise WrongCall(text, error.ctx) from error
+    except SettingsError as error:
+        raise Failure(f"{error} (`switchax doctor` shows them all)") from error
