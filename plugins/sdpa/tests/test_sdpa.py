@@ -1,0 +1,123 @@
+"""What is sdpa's own: corrections around JAX's function, and cuDNN's limits."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import switchax
+from switchax import Target
+from switchax_sdpa import kernel
+from switchax_sdpa.operation import CudnnAttention, SdpaAttention, cudnn_refusals
+
+CAUSAL = {"softmax_scale": 0.5, "causal": True, "window": None}
+
+
+def operands(dtype: str = "float32", kv_len: int = 6) -> tuple[jax.Array, ...]:
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = [(1, 6, 2, 8), (1, kv_len, 2, 8), (1, kv_len, 2, 8)]
+    return tuple(
+        jax.random.normal(key, shape, dtype)
+        for key, shape in zip(keys, shapes, strict=True)
+    )
+
+
+def test_what_jax_does_otherwise_is_as_measured():
+    # If one of these fails, JAX has changed, and a correction may go.
+    q, k, v = operands()
+    mask = jnp.zeros((1, 1, 6, 6), bool)
+    mean = jax.nn.dot_product_attention(q, k, v, mask=mask)
+    np.testing.assert_allclose(mean[0, 0], v.mean(axis=1)[0], atol=1e-6)
+    hidden = jnp.broadcast_to(jnp.arange(6) < 5, (1, 1, 6, 6))
+    leak = jax.nn.dot_product_attention(q, k, v.at[:, 5].set(jnp.nan), mask=hidden)
+    assert np.isnan(leak).all()
+    half = (x.astype(jnp.bfloat16) for x in (q, k, v))
+    _, lse = jax.nn.dot_product_attention(*half, return_residual=True)
+    assert lse.dtype == jnp.bfloat16
+
+
+def test_rows_that_see_nothing_give_zero():
+    q, k, v = operands()
+    mask = jnp.arange(6)[:, None] > 2
+    output, _, lse = switchax.attention(
+        q, k, v, mask=mask, operation="sdpa", return_lse=True
+    )
+    assert not output[:, :3].any()
+    assert (lse[:, :, :3] == -jnp.inf).all()
+    assert np.isfinite(lse[:, :, 3:]).all()
+
+
+def test_a_bias_of_minus_infinity_beside_a_mask_hides_the_key():
+    q, k, v = operands()
+    mask = jnp.arange(6) != 4
+    bias = jnp.where(jnp.arange(6) < 5, -jnp.inf, 0.0)
+    attend = {"operation": "sdpa", "mask": mask}
+    np.testing.assert_allclose(
+        switchax.attention(q, k, v, bias=bias, **attend),
+        jnp.broadcast_to(v[:, 5:], v.shape),
+        atol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_lse_is_refused(dtype):
+    q, k, v = operands(dtype)
+    with pytest.raises(switchax.UnsupportedError, match="float32"):
+        switchax.attention(q, k, v, operation="sdpa", return_lse=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "change", "field"),
+    [
+        ("cuda:sm75", {}, "generation"),
+        ("cuda:a100", {"head_dim": 136}, "head_dim"),
+        ("cuda:h100", {"head_dim": 264}, "head_dim"),
+        ("cuda:h100", {"head_dim": 60}, "head_dim"),
+        ("cuda:h100", {"has_mask": True, "q_len": 7}, "q_len, kv_len with a mask"),
+        ("cuda:h100", {"causal": False, "window": (2, 2)}, "window"),
+    ],
+)
+def test_cudnn_refuses_what_jax_would_raise_for(target, change, field):
+    fits = {
+        "q_len": 8,
+        "kv_len": 8,
+        "head_dim": 64,
+        "causal": True,
+        "window": None,
+        "has_mask": False,
+    }
+    assert not cudnn_refusals(Target.parse("cuda:h100"), **fits)
+    reasons = cudnn_refusals(Target.parse(target), **{**fits, **change})
+    assert [reason.field for reason in reasons] == [field]
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype", "implementation"),
+    [
+        (CudnnAttention, "bfloat16", "cudnn"),
+        (SdpaAttention, "bfloat16", "cudnn"),
+        (SdpaAttention, "float32", "xla"),
+    ],
+)
+def test_on_cuda_cudnn_runs_where_it_fits(
+    monkeypatch, operation, dtype, implementation
+):
+    asked = []
+
+    def record(q, *_, implementation, **__):
+        asked.append(implementation)
+        return q
+
+    monkeypatch.setattr(kernel.jax.nn, "dot_product_attention", record)
+    options = {**CAUSAL, "bias": None, "mask": None}
+    if operation is SdpaAttention:
+        options["return_lse"] = False
+    operation().forward_cuda(*operands(dtype), **options)
+    assert asked == [implementation]
+
+
+def test_cudnn_on_a_cpu_is_one_clear_error():
+    with pytest.raises(switchax.UnsupportedError, match="expected platform cuda") as e:
+        switchax.attention(*operands("bfloat16"), operation="cudnn")
+    (refusals,) = e.value.refusals.values()
+    assert refusals[0].actual == "cpu"
