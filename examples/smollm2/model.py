@@ -77,12 +77,11 @@ class Norm(nnx.Module):
         self.scale = nnx.Param(jnp.ones((config.hidden,), jnp.float32))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalises the last axis of `[..., hidden]`."""
+        """Normalises the last axis of `[batch, q_len, hidden]`."""
         wide = x.astype(jnp.float32)
         power = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        return (wide * jax.lax.rsqrt(power + self.epsilon) * self.scale[...]).astype(
-            x.dtype
-        )
+        normal = wide * jax.lax.rsqrt(power + self.epsilon)
+        return (normal * self.scale[None, None, :]).astype(x.dtype)
 
 
 class Attention(nnx.Module):

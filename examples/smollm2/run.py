@@ -167,7 +167,6 @@ def stream_text(
             break
         piece = text.step(tokenizer, produced.token)
         out.print(piece or "", end="", soft_wrap=True)
-        out.file.flush()
     out.print()
 
 
