@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["clear", "record", "recorded", "save"]
 
 _LIMIT = 4096
+_FORMAT = 1
+_FIELDS = ("request", "target", "operation", "distribution", "version")
 _lock = threading.Lock()
 _decisions: OrderedDict[tuple[Any, ...], Decision] = OrderedDict()
 
@@ -32,15 +34,15 @@ def record(decision: Decision, lock_file: Path | None) -> bool:
     Raises:
         DecisionLockError: If the file lacks the request or holds another choice.
     """
-    key = (decision.request, decision.target, decision.chosen.entry.qualified)
-    is_new = key not in _decisions
-    if is_new:
-        with _lock:
+    if lock_file is not None:
+        _check(decision, lock_file)
+    key = (decision.request, decision.target, decision.chosen.entry)
+    with _lock:
+        is_new = key not in _decisions
+        if is_new:
             _decisions[key] = decision
             while len(_decisions) > _LIMIT:
                 _decisions.popitem(last=False)
-    if lock_file is not None:
-        _check(decision, lock_file)
     return is_new
 
 
@@ -75,7 +77,9 @@ def save(path: str | os.PathLike[str]) -> None:
     """
     rows = sorted((_row(d) for d in recorded()), key=lambda row: sorted(row.items()))
     target = Path(path)
-    text = json.dumps({"switchax_decisions": 1, "decisions": rows}, indent=1) + "\n"
+    text = (
+        json.dumps({"switchax_decisions": _FORMAT, "decisions": rows}, indent=1) + "\n"
+    )
     handle, name = tempfile.mkstemp(
         dir=target.parent, prefix=target.name, suffix=".tmp"
     )
@@ -88,17 +92,27 @@ def save(path: str | os.PathLike[str]) -> None:
         raise
 
 
+_Rows = dict[tuple[str, str], list[dict[str, str]]]
+
+
 @functools.lru_cache(maxsize=8)
-def _read(path: Path, stamp: tuple[int, int]) -> dict[tuple[str, str], dict[str, str]]:
+def _read(path: Path, stamp: tuple[int, int]) -> _Rows:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        rows = document["decisions"]
-        return {(row["request"], row["target"]): dict(row) for row in rows}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if document["switchax_decisions"] != _FORMAT:
+            raise ValueError(f"switchax_decisions is not {_FORMAT}")
+        rows: _Rows = {}
+        for row in document["decisions"]:
+            complete = {field: str(row[field]) for field in _FIELDS}
+            rows.setdefault((complete["request"], complete["target"]), []).append(
+                complete
+            )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DecisionLockError(
             f"lock: expected a file written by switchax.decisions.save, got {path} "
             f"({type(error).__name__}: {error}); write it again"
         ) from error
+    return rows
 
 
 def _check(decision: Decision, path: Path) -> None:
@@ -110,19 +124,17 @@ def _check(decision: Decision, path: Path) -> None:
             "write it with switchax.decisions.save"
         ) from error
     row = _row(decision)
-    wanted = _read(path, (status.st_mtime_ns, status.st_size)).get(
-        (row["request"], row["target"])
-    )
-    if wanted == row:
+    rows = _read(path, (status.st_mtime_ns, status.st_size))
+    wanted = rows.get((row["request"], row["target"]), [])
+    if row in wanted:
         return
-    choice = f"{row['operation']} {row['version']}"
-    expected = (
-        "a request that the file knows"
-        if wanted is None
-        else f"{wanted.get('operation')} {wanted.get('version')}"
-    )
+    expected = " or ".join(map(_choice, wanted)) or "a request that the file knows"
     raise DecisionLockError(
-        f"lock: expected {expected} by {path}, got {choice} for "
+        f"lock: expected {expected} by {path}, got {_choice(row)} for "
         f"{decision.request.describe()} on {decision.target}; "
         "install what was locked, or write the file again"
     )
+
+
+def _choice(row: dict[str, str]) -> str:
+    return f"{row['operation']} {row['version']}".strip()

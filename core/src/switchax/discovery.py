@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import re
+from importlib.metadata import Distribution
+from pathlib import PurePath
 
 from .settings import normalised
 
 __all__ = ["GROUP", "FoundPlugin", "find_plugins"]
 
 GROUP = "switchax.plugins"
+_SECTION = re.compile(rf"^\s*\[\s*{re.escape(GROUP)}\b", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +45,7 @@ class FoundPlugin:
     @property
     def module(self) -> str:
         """The module part of the object reference."""
-        return self.value.partition(":")[0].strip()
+        return re.split(r"[:\[]", self.value)[0].strip()
 
     def is_called(self, names: frozenset[str]) -> bool:
         """Whether its entry-point or distribution name is among normalised names."""
@@ -56,52 +60,65 @@ def find_plugins() -> list[FoundPlugin]:
     found: dict[str, FoundPlugin] = {}
     seen: set[str] = set()
     for distribution in importlib.metadata.distributions():
-        try:
-            text = distribution.read_text("entry_points.txt")
-        except (OSError, UnicodeDecodeError) as error:
-            text, problem = None, f"cannot read entry_points.txt: {error}"
-            if not _is_ours(distribution):
-                continue
-        else:
-            problem = ""
-        if not problem and (text is None or GROUP not in text):
+        folder = normalised(_folder_name(distribution))
+        if folder in seen:
             continue
-        name = _name_of(distribution)
-        if normalised(name) in seen:
-            continue
-        seen.add(normalised(name))
-        for plugin in _plugins_of(distribution, name, problem):
+        if folder:
+            seen.add(folder)
+        for plugin in _plugins_of(distribution):
             found.setdefault(plugin.key, plugin)
     return [found[key] for key in sorted(found)]
 
 
-def _is_ours(distribution: importlib.metadata.Distribution) -> bool:
-    return normalised(_name_of(distribution)).startswith("switchax")
-
-
-def _name_of(distribution: importlib.metadata.Distribution) -> str:
+def _plugins_of(distribution: Distribution) -> list[FoundPlugin]:
     try:
-        name = distribution.metadata["Name"]
-    except Exception:
-        name = None
-    if name:
-        return str(name)
-    folder = getattr(distribution, "_path", None)
-    return str(getattr(folder, "name", "unknown")).partition("-")[0]
-
-
-def _plugins_of(
-    distribution: importlib.metadata.Distribution, name: str, problem: str
-) -> list[FoundPlugin]:
-    try:
-        version = str(distribution.version or "unknown")
-    except Exception:
-        version = "unknown"
-    if problem:
-        return [FoundPlugin("?", name, version, "", problem)]
+        text = distribution.read_text("entry_points.txt")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"cannot read entry_points.txt: {error}"
+        return [_damaged(distribution, problem)] if _is_ours(distribution) else []
+    if text is None or GROUP not in text:
+        return []
     try:
         points = [point for point in distribution.entry_points if point.group == GROUP]
-    except Exception as error:
+    except Exception as error:  # the parser has many
         problem = f"malformed entry_points.txt: {type(error).__name__}: {error}"
-        return [FoundPlugin("?", name, version, "", problem)]
+        return [_damaged(distribution, problem)]
+    if not points and _SECTION.search(text):
+        problem = f"malformed entry_points.txt: nothing can be read of [{GROUP}]"
+        return [_damaged(distribution, problem)]
+    name, version = _name_of(distribution), _version_of(distribution)
     return [FoundPlugin(point.name, name, version, point.value) for point in points]
+
+
+def _damaged(distribution: Distribution, problem: str) -> FoundPlugin:
+    name, version = _name_of(distribution), _version_of(distribution)
+    return FoundPlugin("?", name, version, "", problem)
+
+
+def _is_ours(distribution: Distribution) -> bool:
+    """Whether it is named after us or requires us."""
+    texts = [_name_of(distribution), *_metadata(distribution, "Requires-Dist")]
+    return any(normalised(text).startswith("switchax") for text in texts)
+
+
+def _name_of(distribution: Distribution) -> str:
+    names = _metadata(distribution, "Name")
+    return names[0] if names else _folder_name(distribution) or "unknown"
+
+
+def _version_of(distribution: Distribution) -> str:
+    versions = _metadata(distribution, "Version")
+    return versions[0] if versions else "unknown"
+
+
+def _metadata(distribution: Distribution, field: str) -> list[str]:
+    try:
+        return list(map(str, distribution.metadata.get_all(field) or ()))
+    except Exception:  # any damage of METADATA
+        return []
+
+
+def _folder_name(distribution: Distribution) -> str:
+    """The name as `NAME-VERSION.dist-info` spells it, which costs no reading."""
+    folder = getattr(distribution, "_path", "")  # no public way to it
+    return PurePath(str(folder)).stem.partition("-")[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import decisions, registrations
 from .capabilities import Cost
-from .checks import fail_type
+from .checks import as_metadata, fail_type
 from .errors import (
     DegradedChoiceError,
     DegradedChoiceWarning,
@@ -135,10 +135,7 @@ def run_named(
     Returns:
         The kind's outputs by name.
     """
-    if metadata is not None and not isinstance(metadata, OperationMetadata):
-        got, todo = f"metadata={metadata!r}", "pass OperationMetadata(...)"
-        raise fail_type(where, "metadata to be an OperationMetadata", got, todo)
-    metadata = metadata if metadata is not None else OperationMetadata()
+    metadata = as_metadata(where, metadata)
     names = operation_names(where, operation)
     settings = current_settings()
     call = kind.bind(where, arguments, metadata)
@@ -198,8 +195,10 @@ def choose(
     """
     settings = settings if settings is not None else current_settings()
     decision = decide(kind, request, target, names, settings, metadata)
-    if decision.degraded:
-        _say_degraded(decision, settings.strict)
+    said = check_degraded(decision, settings.strict)
+    if said and said not in _said:
+        _said.add(said)
+        warnings.warn(said, DegradedChoiceWarning, stacklevel=5)
     if decisions.record(decision, settings.lock):
         call_hooks("switchax_decision", decision=decision)
     return decision
@@ -345,6 +344,10 @@ def _preferred(
     order = first_result(
         "switchax_rank", request=request, candidates=names, target=target
     )
+    if not isinstance(order, Sequence | None):
+        text = "switchax_rank: expected names or None, got "
+        warnings.warn(f"{text}{order!r}; it is passed over", stacklevel=2)
+        return best[0]
     for name in order or ():
         for candidate in best:
             if name in (candidate.entry.qualified, candidate.entry.name):
@@ -359,6 +362,8 @@ def _nothing_fits(
     got = f"{request.kind} on {target}"
     if not candidates:
         todo = "pip install switchax-vanilla switchax-sdpa"
+        if note:
+            todo = "see below, or `switchax doctor`"
         return (
             f"auto: expected an installed operation, got none for {got}; {todo}{note}"
         )
@@ -373,7 +378,14 @@ def _nothing_fits(
 _said: set[str] = set()
 
 
-def _say_degraded(decision: Decision, strict: bool) -> None:
+def check_degraded(decision: Decision, strict: bool) -> str:
+    """Returns what to say where better cost classes refused, else "".
+
+    Raises:
+        DegradedChoiceError: If they did and strict is set.
+    """
+    if not decision.degraded:
+        return ""
     chosen = decision.chosen
     reasons = "; ".join(
         f"{c.entry.qualified} ({c.cost}) refused {', '.join(map(str, c.refusals))}"
@@ -386,6 +398,4 @@ def _say_degraded(decision: Decision, strict: bool) -> None:
     if strict:
         refusals = {c.entry.qualified: c.refusals for c in decision.degraded}
         raise DegradedChoiceError(f"{text}; strict is set", refusals)
-    if text not in _said:
-        _said.add(text)
-        warnings.warn(text, DegradedChoiceWarning, stacklevel=6)
+    return text

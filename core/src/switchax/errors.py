@@ -103,10 +103,17 @@ class SettingsError(ValueError):
     """An unknown setting or a value it does not take."""
 
 
-def near_miss(name: str, known: Iterable[str]) -> str:
-    """Returns " (did you mean 'x'?)" for the closest known name, else ""."""
-    match = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.6)
-    return f" (did you mean {match[0]!r}?)" if match else ""
+def near_miss(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Returns " (did you mean 'x'?)" for the closest known name, else "".
+
+    Args:
+        name: What was written.
+        known: What could have been.
+        prefix: What all begin with, which therefore makes none more alike.
+    """
+    rests = [known_name.removeprefix(prefix) for known_name in known]
+    match = difflib.get_close_matches(str(name).removeprefix(prefix), rests, n=1)
+    return f" (did you mean {prefix + match[0]!r}?)" if match else ""
 
 
 def house_message(where: str, rule: str, got: str, todo: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import registrations
-from .dispatch import Candidate, assess, decide, operation_names
+from .dispatch import Candidate, assess, check_degraded, decide, operation_names
 from .errors import ContestedNameError, Refusal, UnknownOperationError, UnsupportedError
 from .kind import OperationKind
 from .loading import ensure_loaded
@@ -27,6 +27,7 @@ class Explanation:
         target: For which device.
         chosen: Qualified name of the operation it would get, or None.
         error: Why none, as the call would say it, or "".
+        passed_over: Qualified names of a better cost class that refused.
         common: Refusals that every candidate has.
         candidates: Every operation of the kind.
         not_loaded: Plugins that were not loaded, one line each.
@@ -36,6 +37,7 @@ class Explanation:
     target: Target
     chosen: str | None
     error: str
+    passed_over: tuple[str, ...]
     common: tuple[Refusal, ...]
     candidates: tuple[Candidate, ...]
     not_loaded: tuple[str, ...]
@@ -52,6 +54,7 @@ class Explanation:
             "target": str(self.target),
             "chosen": self.chosen,
             "error": self.error,
+            "passed_over": list(self.passed_over),
             "common": [dataclasses.asdict(refusal) for refusal in self.common],
             "candidates": [
                 {
@@ -72,6 +75,9 @@ class Explanation:
             self.request.describe(),
             f"on {self.target}: {self.chosen or 'nothing'}",
         ]
+        if self.passed_over:
+            passed = ", ".join(self.passed_over)
+            lines.append(f"a worse cost class than {passed}, which refused")
         lines += [f"every candidate refuses: {refusal}" for refusal in self.common]
         for candidate in self.candidates:
             reasons = "; ".join(map(str, self.own_refusals(candidate)))
@@ -126,10 +132,13 @@ def explain(
     request = request if request is not None else the_kind.request(**arguments)
     where = _target(target, mesh)
     chosen, error = None, ""
+    passed_over: tuple[str, ...] = ()
     names = operation_names("explain", operation) or current_settings().operation
     settings = current_settings()
     try:
         decision = decide(the_kind, request, where, names, settings)
+        passed_over = tuple(c.entry.qualified for c in decision.degraded)
+        check_degraded(decision, settings.strict)
         chosen = decision.chosen.entry.qualified
     except (UnsupportedError, UnknownOperationError, ContestedNameError) as problem:
         error = str(problem)
@@ -139,6 +148,7 @@ def explain(
         where,
         chosen,
         error,
+        passed_over,
         _common(candidates),
         candidates,
         tuple(str(r) for r in records.values() if r.status != "loaded"),

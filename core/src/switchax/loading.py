@@ -19,11 +19,12 @@ import pluggy
 
 from . import hookspecs, registrations, settings
 from .discovery import FoundPlugin, find_plugins
-from .errors import ContractError
+from .errors import ContractError, RegistrationError, near_miss
 
 __all__ = ["CONTRACT", "PluginRecord", "call_hooks", "ensure_loaded", "first_result"]
 
 CONTRACT = 1
+_UNSTATED_CONTRACT = 1
 
 
 @dataclasses.dataclass
@@ -32,7 +33,8 @@ class PluginRecord:
 
     Attributes:
         plugin: The entry point.
-        status: "loaded", "failed", "blocked" or "not allowed".
+        status: "loaded", "failed", "blocked", "not allowed", or "not loaded" where
+            autoload is off.
         reason: One line, if it was not loaded.
         fix: What to do about it.
         details: The traceback of a failure.
@@ -78,13 +80,7 @@ def ensure_loaded(
         wanted = wanted if wanted is not None else settings.current_settings()
         _state["busy"] = True
         try:
-            found = find_plugins() if wanted.autoload else []
-            registrations.note_plugins(found)
-            for plugin in found:
-                _records[plugin.key] = _load_unless_forbidden(plugin, wanted)
-            registrations.bar(
-                key for key, record in _records.items() if record.status != "loaded"
-            )
+            _load_all(find_plugins(), wanted)
             _state["done"] = True
             settings.note_discovery(True)
         finally:
@@ -92,39 +88,58 @@ def ensure_loaded(
     return _records
 
 
-def _load_unless_forbidden(
-    plugin: FoundPlugin, wanted: settings.Settings
-) -> PluginRecord:
+def _load_all(found: list[FoundPlugin], wanted: settings.Settings) -> None:
+    registrations.note_plugins(found)
+    forbidden = {plugin.key: _forbidden(plugin, wanted) for plugin in found}
+    barred = {key for key, record in forbidden.items() if record is not None}
+    registrations.bar(barred)
+    for plugin in found:
+        record = forbidden[plugin.key] or _load(plugin, wanted)
+        _records[plugin.key] = record
+        if record.status == "failed":
+            barred.add(plugin.key)
+    registrations.bar(barred)
+
+
+def _forbidden(plugin: FoundPlugin, wanted: settings.Settings) -> PluginRecord | None:
     if plugin.is_called(wanted.block):
         fix = f"remove {plugin.name} from SWITCHAX_BLOCK or configure(block=...)"
         return PluginRecord(plugin, "blocked", "blocked by the setting 'block'", fix)
     if wanted.plugins is not None and not plugin.is_called(wanted.plugins):
         fix = f"add {plugin.name} to SWITCHAX_PLUGINS or configure(plugins=...)"
         return PluginRecord(plugin, "not allowed", "not in the setting 'plugins'", fix)
+    return None
+
+
+def _load(plugin: FoundPlugin, wanted: settings.Settings) -> PluginRecord:
+    if not wanted.autoload:  # what somebody imports counts all the same
+        fix = "unset SWITCHAX_AUTOLOAD or configure(autoload=True)"
+        return PluginRecord(plugin, "not loaded", "autoload is off", fix)
     if plugin.problem:
         fix = f"reinstall {plugin.distribution}"
         return PluginRecord(plugin, "failed", plugin.problem, fix)
-    return _load(plugin)
-
-
-def _load(plugin: FoundPlugin) -> PluginRecord:
+    if hooks.has_plugin(plugin.key):  # from a discovery that was interrupted
+        return PluginRecord(plugin, "loaded")
     try:
         with registrations.loading(plugin):
             provider = _resolve(plugin)
             _check_contract(plugin, provider)
-            hooks.register(provider, name=plugin.key)
+            _register_hooks(plugin, provider)
             for kind in _own_results("switchax_kinds", provider):
                 registrations.add_kind(kind)
             for operation in _own_results("switchax_operations", provider):
                 registrations.add_operation(operation)
     except KeyboardInterrupt:
-        _roll_back(plugin)
+        # The next question loads it again. Modules that are imported by now will not
+        # run again, so their operations stay.
+        _unregister_hooks(plugin)
         raise
-    except BaseException as error:
-        _roll_back(plugin)
-        reason = "".join(traceback.format_exception_only(error)).strip()
+    except BaseException as error:  # sys.exit at import is one
+        _unregister_hooks(plugin)
+        registrations.roll_back(plugin)
         details = "".join(traceback.format_exception(error))
-        return PluginRecord(plugin, "failed", reason, _fix(plugin, error), details)
+        fix = _fix(plugin, error)
+        return PluginRecord(plugin, "failed", _one_line(error), fix, details)
     return PluginRecord(plugin, "loaded")
 
 
@@ -141,12 +156,34 @@ def _check_contract(plugin: FoundPlugin, provider: Any) -> None:
     if spoken is None and not isinstance(provider, ModuleType):
         module = importlib.import_module(plugin.module)
         spoken = getattr(module, "SWITCHAX_CONTRACT", None)
-    if spoken is not None and (type(spoken) is not int or spoken != CONTRACT):
-        raise ContractError(
-            f"{plugin.key}: expected contract {CONTRACT}, which this switchax speaks, "
-            f"got SWITCHAX_CONTRACT={spoken!r}; install a {plugin.distribution} for "
-            f"contract {CONTRACT}, or a switchax for contract {spoken!r}"
+    spoken = _UNSTATED_CONTRACT if spoken is None else spoken
+    if type(spoken) is int and spoken == CONTRACT:
+        return
+    todo = f"install a {plugin.distribution} for contract {CONTRACT}"
+    if type(spoken) is int:
+        todo += f", or a switchax for contract {spoken}"
+    raise ContractError(
+        f"{plugin.key}: expected contract {CONTRACT}, which this switchax speaks, got "
+        f"SWITCHAX_CONTRACT={spoken!r}; {todo}"
+    )
+
+
+def _register_hooks(plugin: FoundPlugin, provider: Any) -> None:
+    other = hooks.get_name(provider)
+    if other is not None:
+        raise RegistrationError(
+            f"{plugin.key}: expected a provider of its own, got {plugin.value}, which "
+            f"{other} provides already; uninstall one of them"
         )
+    hooks.register(provider, name=plugin.key)
+    known = [name for name in vars(hookspecs) if name.startswith("switchax_")]
+    for caller in hooks.get_hookcallers(provider) or ():
+        if not caller.has_spec():
+            raise RegistrationError(
+                f"{plugin.key}: expected a hook of {', '.join(known)}, got "
+                f"{caller.name!r}{near_miss(caller.name, known, 'switchax_')}; "
+                "rename it"
+            )
 
 
 def _own_results(hook: str, provider: Any) -> Iterator[Any]:
@@ -155,21 +192,24 @@ def _own_results(hook: str, provider: Any) -> Iterator[Any]:
             yield from implementation.function() or ()
 
 
-def _roll_back(plugin: FoundPlugin) -> None:
+def _unregister_hooks(plugin: FoundPlugin) -> None:
     if hooks.has_plugin(plugin.key):
         hooks.unregister(name=plugin.key)
-    registrations.roll_back(plugin)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join("".join(traceback.format_exception_only(error)).split())
 
 
 def _fix(plugin: FoundPlugin, error: BaseException) -> str:
     without = f"or leave it out with SWITCHAX_BLOCK={plugin.name}"
-    if isinstance(error, ContractError):
+    missing = str(error.name or "") if isinstance(error, ImportError) else ""
+    if isinstance(error, ContractError) or missing.partition(".")[0] == "switchax":
         return f"install matching versions of it and switchax, {without}"
     if isinstance(error, ModuleNotFoundError):
-        missing = error.name or "a module"
         if missing.partition(".")[0] == plugin.module.partition(".")[0]:
             return f"reinstall {plugin.distribution}, {without}"
-        return f"install what provides {missing!r}, {without}"
+        return f"install what provides {missing or 'a module'!r}, {without}"
     return f"upgrade or uninstall {plugin.distribution}, {without}"
 
 
@@ -198,16 +238,18 @@ def _results(hook: str, arguments: dict[str, Any]) -> Iterator[Any]:
         given = {name: arguments[name] for name in implementation.argnames}
         try:
             result = implementation.function(**given)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             _note_hook_problem(implementation.plugin_name, hook, error)
             continue
         if result is not None:
             yield result
 
 
-def _note_hook_problem(key: str, hook: str, error: Exception) -> None:
-    text = f"{hook} raised {type(error).__name__}: {error}"
+def _note_hook_problem(key: str, hook: str, error: BaseException) -> None:
     record = _records.get(key)
-    if record is not None and text not in record.hook_problems:
-        record.hook_problems.append(text)
-        warnings.warn(f"plugin {key}: {text}; it is passed over", stacklevel=2)
+    problems = record.hook_problems if record is not None else []
+    if not any(problem.startswith(f"{hook} raised ") for problem in problems):
+        problems.append(f"{hook} raised {_one_line(error)}")
+        warnings.warn(f"plugin {key}: {problems[-1]}; it is passed over", stacklevel=2)

@@ -22,12 +22,23 @@ def availability(cls: type[BaseOperation], target: Target) -> tuple[Refusal, ...
         allowed = ", ".join(sorted(platforms))
         hint = "run on another device, or choose another operation"
         reasons.append(Refusal("platform", "platform", target.platform, allowed, hint))
-    missing = cls.unavailable()
-    if missing:
-        reasons.append(
-            Refusal("unavailable", "library", "missing", "installed", missing)
-        )
+    try:
+        missing = cls.unavailable()
+    except Exception as error:  # a fault of one plugin, shown as one
+        reasons.append(_fault("unavailable", "unavailable", error))
+    else:
+        if missing:
+            reasons.append(
+                Refusal("unavailable", "library", "missing", "installed", missing)
+            )
     return tuple(reasons)
+
+
+def _fault(code: str, method: str, error: Exception) -> Refusal:
+    """The refusal of an operation whose own rules raise: only it may suffer."""
+    raised = " ".join(f"raised {type(error).__name__}: {error}".split())
+    hint = f"{method}() {raised}: upgrade or block its plugin"
+    return Refusal(code, f"{method}()", "raised", "an answer", hint)
 
 
 def refusals_of(
@@ -54,7 +65,10 @@ def refusals_of(
     reasons += _feature_refusals(cls, request, method)
     reasons += _limit_refusals(capabilities, request)
     if not reasons:  # its own rules may rely on the table's
-        reasons += tuple(cls.refusals(request, target))
+        try:
+            reasons += tuple(cls.refusals(request, target))
+        except Exception as error:  # likewise
+            reasons.append(_fault("fault", "refusals", error))
     return tuple(reasons)
 
 

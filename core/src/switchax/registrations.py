@@ -99,18 +99,32 @@ def add_operation(cls: type[BaseOperation]) -> None:
     """
     check_operation(cls)
     with _lock:
-        for known in _operations:
-            same = (known.__module__, known.__qualname__) == (
-                cls.__module__,
-                cls.__qualname__,
-            )
-            if (
-                same and known is not cls
-            ):  # a module that was reloaded, a cell run again
+        for known, loader in list(_operations.items()):
+            if known is cls or known.names()[0] != cls.names()[0]:
+                continue
+            if _origin(known) == _origin(cls):  # a module reloaded, a cell run again
                 del _operations[known]
-                break
+            elif _same_plugin(known, loader, cls):
+                raise RegistrationError(
+                    f"{cls.__qualname__}: expected a canonical name of its own, got "
+                    f"{cls.names()[0]!r}, which {known.__module__}."
+                    f"{known.__qualname__} of the same plugin has; choose another"
+                )
         _operations.setdefault(cls, _loading.get())
         _generation[0] += 1
+
+
+def _origin(cls: type[BaseOperation]) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
+
+
+def _same_plugin(
+    known: type[BaseOperation], loader: FoundPlugin | None, cls: type[BaseOperation]
+) -> bool:
+    owner = _owner(known.__module__, loader)
+    if owner is None:
+        return known.__module__ == cls.__module__
+    return owner == _owner(cls.__module__, _loading.get())
 
 
 def add_kind(kind: OperationKind) -> None:
@@ -128,7 +142,8 @@ def add_kind(kind: OperationKind) -> None:
         if known is not kind:
             raise RegistrationError(
                 f"register kind: expected a new name, got {kind.name!r} of "
-                f"{type(kind).__module__}, which {type(known).__module__} has; rename it"
+                f"{type(kind).__module__}, which {type(known).__module__} has; "
+                "rename it"
             )
         _kind_owners.setdefault(kind.name, _loading.get())
 
@@ -153,13 +168,16 @@ def roll_back(plugin: FoundPlugin) -> None:
 
 
 def _owner(module: str, loader: FoundPlugin | None) -> FoundPlugin | None:
-    """The plugin whose package defines a module; among equals the one loading it."""
+    """The plugin whose package defines a module; among equals the one loading it.
+
+    A module of no plugin's package belongs to the plugin that loaded it.
+    """
     best, best_score = None, 0
     for plugin in _plugins:
         score = _common_parts(module, plugin.module)
         if score > best_score or (score == best_score and score and plugin == loader):
             best, best_score = plugin, score
-    return best
+    return best if best is not None else loader
 
 
 def _common_parts(left: str, right: str) -> int:

@@ -185,11 +185,10 @@ def _qualified(name: str, entries: list[Entry]) -> list[Entry]:
 
 def _spellings(entries: list[Entry]) -> str:
     """Qualified names that tell the entries apart."""
-    plugins = [entry.plugin for entry in entries]
     spellings = []
     for entry in entries:
-        by_plugin = plugins.count(entry.plugin) == 1 or not entry.distribution
-        who = entry.plugin if by_plugin else entry.distribution
+        alone = _qualified(entry.qualified, entries) == [entry]
+        who = entry.plugin if alone or not entry.distribution else entry.distribution
         origin = (
             f" of {entry.distribution} {entry.version}" if entry.distribution else ""
         )
@@ -206,12 +205,13 @@ def _contested(name: str, claimants: list[Entry], where: str) -> str:
 
 def _unknown(name: str, entries: list[Entry], records: dict[str, PluginRecord]) -> str:
     known = sorted({known for entry in entries for known in entry.names})
+    if ":" in name:
+        known = sorted({entry.qualified for entry in entries})
     got = f"{name!r}{near_miss(name, known)}"
     if not known:
-        text = (
-            f"operation: expected an installed operation, got {got} and none installed"
-        )
-        text += "; pip install switchax-vanilla switchax-sdpa"
+        there = "loaded" if records else "installed"
+        text = f"operation: expected an operation, got {got} and none {there}"
+        text += "; pip install switchax-vanilla switchax-sdpa" if not records else ""
     else:
         text = f"operation: expected one of {', '.join(known)}, got {got}"
         text += "; see `switchax list`"

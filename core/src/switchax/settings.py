@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ def _parse(name: str, value: Any, source: str) -> Any:
         )
     names = _parse_names(name, value, source)
     if name == "operation":
+        if "auto" in names and len(names) > 1:
+            raise _bad(source, "'auto' alone, or names", name, value, "leave it out")
         return () if names == ("auto",) else names
     return frozenset(map(normalised, names))
 
@@ -109,7 +112,7 @@ def _bad(source: str, rule: str, name: str, value: Any, todo: str) -> SettingsEr
 
 def normalised(name: str) -> str:
     """Returns a plugin or distribution name in the spelling used to compare."""
-    return name.strip().lower().replace("_", "-").replace(".", "-")
+    return re.sub(r"[-_.]+", "-", name.strip().lower())
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
@@ -125,7 +128,7 @@ def _from_environment(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
             known = [PREFIX + field.upper() for field in NAMES]
             raise SettingsError(
                 f"environment: expected a variable of {', '.join(known)}, got "
-                f"{variable}{near_miss(variable, known)}; correct or unset it"
+                f"{variable}{near_miss(variable, known, PREFIX)}; correct or unset it"
             )
         if text.strip():
             values[name] = _parse(name, text, f"environment {variable}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -10,7 +11,7 @@ import click
 
 from switchax.errors import SettingsError, house_message
 
-__all__ = ["Failure", "WrongCall", "house_form", "one_line"]
+__all__ = ["Failure", "WrongCall", "house_form", "one_line", "plain_warnings"]
 
 
 def one_line(text: object) -> str:
@@ -34,12 +35,16 @@ class WrongCall(click.UsageError):
         click.echo(one_line(self.message), file=file, err=True)
 
 
+# What click 8.2 and later raise to show the help; it is no error.
+_HELP = getattr(click.exceptions, "NoArgsIsHelpError", WrongCall)
+
+
 @contextlib.contextmanager
 def house_form() -> Iterator[None]:
     """Turns click's own usage errors, and wrong settings, into the house form."""
     try:
         yield
-    except (WrongCall, click.exceptions.NoArgsIsHelpError):
+    except (WrongCall, _HELP):
         raise
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "switchax"
@@ -49,3 +54,16 @@ def house_form() -> Iterator[None]:
         raise WrongCall(text, error.ctx) from error
     except SettingsError as error:
         raise Failure(f"{error} (`switchax doctor` shows them all)") from error
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Shows each warning as one line on stderr, core's own in any case."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        click.echo(f"warning: {one_line(message)}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=UserWarning, module=r"switchax\.")
+        warnings.showwarning = show
+        yield

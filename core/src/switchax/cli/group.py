@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -15,9 +12,10 @@ from switchax.errors import RegistrationError, SettingsError, near_miss
 from switchax.loading import call_hooks
 
 from .doctor import doctor
-from .errors import WrongCall, house_form, one_line
+from .errors import WrongCall, house_form, one_line, plain_warnings
 from .explain import explain
 from .listing import list_operations
+from .output import stdout_kept
 
 __all__ = ["Group", "main", "make_group"]
 
@@ -56,7 +54,8 @@ class Group(click.Group):
             SettingsError: If settings are wrong, so that nothing can be loaded.
         """
         if not self._asked:
-            call_hooks("switchax_commands", group=self)
+            with stdout_kept():
+                call_hooks("switchax_commands", group=self)
             self._asked = True
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -87,26 +86,13 @@ class Group(click.Group):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """Parses the group's own options."""
-        with house_form():
+        with house_form(), plain_warnings():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
-        with house_form(), _plain_warnings():
+        with house_form(), plain_warnings():
             return super().invoke(ctx)
-
-
-@contextlib.contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Shows each warning as one line on stderr, core's own in any case."""
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        click.echo(f"warning: {one_line(message)}", err=True)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("default", category=UserWarning, module=r"switchax\.")
-        warnings.showwarning = show
-        yield
 
 
 def make_group() -> Group:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
 from .errors import one_line
 
-__all__ = ["is_terminal", "show_json", "show_line", "show_table"]
+__all__ = ["is_terminal", "show_json", "show_line", "show_table", "stdout_kept"]
 
 _STYLES = {
     "available": "green",
@@ -28,6 +30,13 @@ def _console() -> Any:
     from rich.console import Console  # a tenth of a second that JSON does not need
 
     return Console(highlight=False, markup=False, emoji=False)
+
+
+@contextlib.contextmanager
+def stdout_kept() -> Iterator[None]:
+    """Sends what plugins print, when loaded or asked, to stderr."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
 
 
 def is_terminal() -> bool:
@@ -73,16 +82,39 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def _show_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich import box
     from rich.table import Table
+
+    console = _console()
+    used = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    columns = [columns[i] for i in used]
+    rows = [[row[i] for i in used] for row in rows]
+    widths = [_longest_word(column) for column in zip(columns, *rows, strict=True)]
+    if sum(widths) + 2 * (len(widths) - 1) > console.width:
+        _show_records(columns, rows)
+        return
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column, width in zip(columns, widths, strict=True):
+        table.add_column(column, min_width=width)
+    for row in rows:
+        table.add_row(*map(_styled, row))
+    console.print(table)
+
+
+def _longest_word(cells: Sequence[str]) -> int:
+    return max(len(word) for cell in cells for word in cell.split() or [""])
+
+
+def _styled(cell: str) -> Any:
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    return Text(cell, style=_STYLES.get(cell.partition(":")[0], ""))
+
+
+def _show_records(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Writes a field a line, where a table would have to break words."""
     for row in rows:
-        styles = [_STYLES.get(cell.partition(":")[0], "") for cell in row]
-        texts = map(Text, row, styles)
-        table.add_row(*texts)
-    _console().print(table)
+        for i, (column, cell) in enumerate(zip(columns, row, strict=True)):
+            if cell:
+                show_line(f"{'  ' if i else ''}{column}: {cell}", "" if i else "bold")
 
 
 def _show_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -66,6 +66,8 @@ def attend(
         visible = positions if visible is None else visible & positions
         causal, window = False, None
     if bias is not None:
+        if implementation == "xla":  # first: its gradient is summed in this dtype
+            bias = bias.astype(jnp.float32)
         bias, visible = _without_infinities(bias, visible)
     row_sees = None
     if visible is not None:
@@ -78,18 +80,19 @@ def attend(
         k, v = jnp.where(key_seen, k, 0), jnp.where(key_seen, v, 0)
     if window is not None:
         window = tuple(max(q_len, kv_len) if side is None else side for side in window)
-    result = jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        bias=bias,
-        mask=visible,
-        scale=softmax_scale,
-        is_causal=causal,
-        local_window_size=window,
-        implementation=implementation,
-        return_residual=return_lse,
-    )
+    with jax.numpy_dtype_promotion("standard"):  # JAX's function relies on it
+        result = jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            bias=bias,
+            mask=visible,
+            scale=softmax_scale,
+            is_causal=causal,
+            local_window_size=window,
+            implementation=implementation,
+            return_residual=return_lse,
+        )
     output, lse = result if return_lse else (result, None)
     if lse is not None:
         lse = jnp.swapaxes(lse, 1, 2).astype(jnp.float32)

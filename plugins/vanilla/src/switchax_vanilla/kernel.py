@@ -62,20 +62,22 @@ def attend(
         Output, weights `[batch, heads, q_len, kv_len]` and lse
         `[batch, heads, q_len]`, all in float32, or float64 for float64.
     """
-    precise = jnp.promote_types(q.dtype, jnp.float32)
+    precise = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
     row_sees = None
     if visible is not None:
         row_sees, key_seen = seen(visible, k.shape[2])
         q, k, v = _without_unseen(q, k, v, row_sees, key_seen)
-        if bias is not None:
-            bias = jnp.where(visible, bias, 0)
     logits = softmax_scale * _scores(q, k, precise)
     if bias is not None:
-        logits = logits + bias.astype(precise)
+        bias = bias.astype(precise)  # first: its gradient is summed in this dtype
+        logits = logits + (bias if visible is None else jnp.where(visible, bias, 0))
     if logits_soft_cap is not None:
         logits = logits_soft_cap * jnp.tanh(logits / logits_soft_cap)
     if visible is not None:
         logits = jnp.where(visible, logits, -jnp.inf)
+    if bias is not None:  # a row of nothing but -inf sees nothing either (R6)
+        row_sees = jnp.max(logits, axis=-1) != -jnp.inf
+        logits = jnp.where(row_sees[..., None], logits, -jnp.inf)
     weights, lse = _softmax(logits, softmax_aux)
     if dropout_prob > 0:
         keep = jax.random.bernoulli(dropout_key, 1 - dropout_prob, weights.shape)
@@ -96,7 +98,7 @@ def _without_unseen(
 
 
 def _scores(q: Array, k: Array, precise: jnp.dtype) -> Array:
-    """Q @ k^T per head, `[batch, heads, q_len, kv_len]`."""
+    """Products q @ k^T per head, `[batch, heads, q_len, kv_len]`."""
     batch, q_len, heads, head_dim = q.shape
     kv_len, kv_heads = k.shape[1], k.shape[2]
     if q.dtype == jnp.float16:
@@ -128,7 +130,7 @@ def _softmax(logits: Array, softmax_aux: Array | None) -> tuple[Array, Array]:
 
 
 def _weighted_sum(weights: Array, v: Array) -> Array:
-    """Weights @ v per head, `[batch, q_len, heads, v_head_dim]`."""
+    """Sums weights @ v per head, `[batch, q_len, heads, v_head_dim]`."""
     batch, heads, q_len, kv_len = weights.shape
     kv_heads, v_head_dim = v.shape[2], v.shape[3]
     shape = (batch, kv_heads, heads // max(kv_heads, 1), q_len, kv_len)

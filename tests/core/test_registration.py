@@ -1,0 +1,258 @@
+"""Mistakes in a declaration surface when it is registered."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import switchax
+from switchax import (
+    ATTENTION,
+    BaseOperation,
+    Capabilities,
+    Cost,
+    OperationRegistry,
+    RegistrationError,
+    Target,
+    UnsupportedError,
+    registrations,
+)
+
+from .standins import registration, stand_in
+
+X = jnp.ones((1, 4, 2, 8))
+
+
+@pytest.fixture
+def register():
+    with registration() as register:
+        yield register
+
+
+def refused(cls, *parts):
+    with pytest.raises(RegistrationError) as caught:
+        OperationRegistry.register(cls)
+    for part in parts:
+        assert part in str(caught.value)
+    assert cls not in {entry.operation for entry in registrations.entries()}
+
+
+def taking(*names, method="forward_native"):
+    """A forward method of a signature."""
+    scope = {}
+    exec(f"def forward(self, {', '.join(names)}): return query", scope)
+    return {method: scope["forward"]}
+
+
+PLAIN = ("query", "key", "value", "*", "softmax_scale")
+
+
+def test_the_example_of_the_design_registers_as_written(register):
+    @register
+    class MyFlash(BaseOperation):
+        kind = ATTENTION
+        capabilities = Capabilities(
+            platforms={"tpu"},
+            dtypes={"bfloat16", "float32"},
+            cost=Cost.FUSED,
+            opaque=True,
+            features={"causal", "window", "q_offset", "gqa", "lse"},
+            differentiable={"query", "key", "value"},
+            multiples={"q_len": 128, "kv_len": 128, "head_dim": 128},
+            shardable={"batch", "heads"},
+        )
+
+        @classmethod
+        def get_impl_name(cls):
+            return "my_flash", "my_flash_shared"
+
+        def forward_tpu(
+            self, query, key, value, *, causal, window, q_offset, softmax_scale
+        ):
+            raise AssertionError("never called here")
+
+    names = [entry.names for entry in registrations.entries()]
+    assert ("my_flash", "my_flash_shared") in names
+    x = jax.ShapeDtypeStruct((1, 128, 2, 128), "bfloat16")
+    answer = switchax.explain(
+        query=x, key=x, value=x, operation="my_flash_shared", target="tpu:v5e"
+    )
+    assert answer.chosen.endswith(":my_flash")
+
+
+def test_the_decorator_returns_the_class(register):
+    cls = stand_in("itself")
+    assert OperationRegistry.register(cls) is cls
+    OperationRegistry.unregister(cls)
+    assert cls not in {entry.operation for entry in registrations.entries()}
+
+
+@pytest.mark.parametrize("thing", [int, "vanilla", None], ids=repr)
+def test_only_operations_are_registered(thing):
+    refused(thing, "expected a subclass of BaseOperation", repr(thing))
+
+
+def test_kind_and_capabilities_are_needed():
+    for missing in ("kind", "capabilities"):
+        cls = stand_in("lacking")
+        setattr(cls, missing, None)
+        refused(cls, f"class attribute {missing} to be an instance of", "got None")
+
+
+def test_an_abstract_class_is_refused():
+    class Nameless(BaseOperation):
+        kind = ATTENTION
+        capabilities = Capabilities()
+
+    refused(Nameless, "no abstract methods", "get_impl_name")
+
+
+@pytest.mark.parametrize("name", ["", "two words", "a:b", "auto", 3, "-x"], ids=repr)
+def test_a_bad_name_is_refused(name):
+    refused(stand_in("good", name), "names of letters", repr(name))
+
+
+def test_names_are_a_str_or_a_tuple_that_differ():
+    refused(stand_in(), "a str or a tuple of str", "()")
+    refused(stand_in("same", "same"), "names to differ")
+    cls = stand_in("listed")
+    cls.get_impl_name = classmethod(lambda cls: ["listed"])
+    refused(cls, "a str or a tuple of str", "['listed']")
+
+
+def test_get_impl_name_is_a_classmethod():
+    cls = stand_in("plain")
+    cls.get_impl_name = lambda self: "plain"
+    refused(cls, "get_impl_name to be a classmethod", "@classmethod")
+
+
+def test_an_unknown_feature_gets_the_near_miss():
+    refused(stand_in("x", features={"casual"}), "'casual' (did you mean 'causal'?)")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "part"),
+    [
+        ("platforms", {"gpus"}, "'gpus' (did you mean 'gpu'?)"),
+        ("platforms", "tpu", "write {'tpu'}"),
+        ("dtypes", {"bfloat61"}, "(did you mean 'bfloat16'?)"),
+        ("layouts", ("bthb",), "(did you mean 'bthd'?)"),
+        ("layouts", "bthd", "write ('bthd',)"),
+        ("layouts", (), "at least one layout"),
+        ("forward_mode", {"tpus"}, "(did you mean 'tpu'?)"),
+        ("multiples", {"q_len": 0}, "multiples['q_len']=0"),
+        ("limits", {"head_dim": 1.5}, "limits['head_dim']=1.5"),
+        ("cost", 1, "use Cost.FUSED"),
+    ],
+)
+def test_capabilities_check_themselves(field, value, part):
+    with pytest.raises(RegistrationError) as caught:
+        Capabilities(**{field: value})
+    assert str(caught.value).startswith(f"Capabilities: expected {field}") or (
+        value == ()
+    )
+    assert part in str(caught.value)
+
+
+def test_only_what_is_declared_is_differentiable():
+    refused(stand_in("x", differentiable={"bias"}), "differentiable='bias'")
+    refused(stand_in("x", differentiable={"quary"}), "(did you mean 'query'?)")
+    refused(stand_in("x", differentiable={"lse"}), "add 'lse' to features")
+
+
+def test_every_platform_needs_a_method():
+    methods = taking(*PLAIN, method="forward_tpu")
+    cls = stand_in("x", methods=methods, platforms={"tpu", "cuda"})
+    refused(cls, "platform 'cuda' without one", "define forward_cuda or forward_native")
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_forward_gpu_serves_both_vendors(register, platform):
+    methods = taking(*PLAIN, method="forward_gpu")
+    register(stand_in("x", methods=methods, platforms={platform}))
+    answer = switchax.explain(query=X, key=X, value=X, operation="x", target=platform)
+    assert answer.chosen.endswith(":x")
+
+
+@pytest.mark.parametrize(
+    ("names", "features", "parts"),
+    [
+        (PLAIN, {"causal"}, ["take 'causal' of feature 'causal'", "do not declare"]),
+        ((*PLAIN, "q_segment_ids"), {"segment_ids"}, ["take 'kv_segment_ids'"]),
+        ((*PLAIN, "bias"), (), ["what features bring", "declare feature 'bias'"]),
+        ((*PLAIN, "return_lse"), (), ["what features bring", "'return_lse'"]),
+        ((*PLAIN, "casual"), {"causal"}, ["'casual' (did you mean 'causal'?)"]),
+        ((*PLAIN, "**rest"), (), ["name its arguments", "**rest"]),
+        (("*arrays", "softmax_scale"), (), ["name its arguments", "*arrays"]),
+        (("query", "/", *PLAIN[1:]), (), ["remove the '/'"]),
+        (PLAIN[:3], (), ["take 'softmax_scale'"]),
+        (("query", "key", "*", "softmax_scale"), (), ["take 'value'"]),
+    ],
+    ids=[
+        "argument_not_taken",
+        "half_taken",
+        "no_feature",
+        "no_lse",
+        "misspelt",
+        "kwargs",
+        "args",
+        "positional_only",
+        "no_scale",
+        "no_value",
+    ],
+)
+def test_signatures_and_features_must_agree(names, features, parts):
+    refused(stand_in("x", methods=taking(*names), features=features), *parts)
+
+
+def test_several_layouts_need_the_argument(register):
+    layouts = ("bthd", "bhtd")
+    refused(stand_in("x", layouts=layouts), "take 'layout'")
+    register(stand_in("x", methods=taking(*PLAIN, "layout"), layouts=layouts))
+
+
+def test_two_classes_of_one_plugin_cannot_have_one_name(register):
+    first, second = stand_in("double"), stand_in("double")
+    first.__qualname__ = "First"
+    register(first)
+    refused(second, "canonical name of its own", "'double'", "First")
+
+
+def test_classes_of_one_factory_are_all_kept(register):
+    register(stand_in("made_a"))
+    register(stand_in("made_b"))
+    names = {entry.name for entry in registrations.entries()}
+    assert {"made_a", "made_b"} <= names
+
+
+def test_a_reloaded_class_replaces_the_old_one(register):
+    register(stand_in("again"))
+    second = register(stand_in("again"))
+    found = [e.operation for e in registrations.entries() if e.name == "again"]
+    assert found == [second]
+
+
+def test_what_only_another_platforms_method_takes_is_refused(register):
+    def by_cpu(self, query, key, value, *, softmax_scale):
+        return query
+
+    def by_tpu(self, query, key, value, *, softmax_scale, causal):
+        return query
+
+    register(
+        stand_in(
+            "uneven",
+            methods={"forward_cpu": by_cpu, "forward_tpu": by_tpu},
+            platforms={"cpu", "tpu"},
+            features={"causal"},
+        )
+    )
+    arguments = {"query": X, "key": X, "value": X, "causal": True}
+    for target, fits in (("tpu", True), ("cpu", False)):
+        answer = switchax.explain(
+            **arguments, target=Target(target), operation="uneven"
+        )
+        assert (answer.chosen is not None) is fits
+    with pytest.raises(UnsupportedError, match="not taken by forward_cpu") as caught:
+        switchax.attention(X, X, X, causal=True, operation="uneven")
+    ((refusal,),) = caught.value.refusals.values()
+    assert (refusal.code, refusal.field) == ("feature", "causal")
