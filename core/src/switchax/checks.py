@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .errors import house_message, near_miss
+from .metadata import OperationMetadata
 
 __all__ = [
     "as_array",
     "as_bool",
+    "as_metadata",
     "as_number",
     "check_choice",
     "check_devices",
@@ -74,6 +76,16 @@ def as_bool(where: str, name: str, value: Any) -> bool:
     )
 
 
+def as_metadata(where: str, metadata: Any) -> OperationMetadata:
+    """Returns the metadata, the default for None, or raises a TypeError."""
+    if metadata is None:
+        return OperationMetadata()
+    if isinstance(metadata, OperationMetadata):
+        return metadata
+    rule, got = "metadata to be an OperationMetadata", f"metadata={_brief(metadata)}"
+    raise fail_type(where, rule, got, "pass OperationMetadata(...)")
+
+
 def as_number(where: str, name: str, value: Any, todo: str) -> float:
     """Returns a static finite float, or raises.
 
@@ -87,12 +99,13 @@ def as_number(where: str, name: str, value: Any, todo: str) -> float:
     is_number = isinstance(value, int | float | np.number) or (
         isinstance(value, np.ndarray | jax.Array) and not traced and value.ndim == 0
     )
+    is_number = is_number and not np.iscomplexobj(value)
     if isinstance(value, bool | np.bool_) or not is_number:
         got = f"{name}={_brief(value)}"
         raise fail_type(where, f"{name} to be a static real number", got, todo)
     try:
         number = float(value)
-    except TypeError:  # complex
+    except TypeError:  # an array of keys
         got = f"{name}={value!r}"
         raise fail_type(
             where, f"{name} to be a static real number", got, todo

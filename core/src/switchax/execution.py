@@ -15,6 +15,7 @@ from .errors import UnsupportedError, house_message
 from .kind import Arrays, Call, Plan
 from .operation import BaseOperation, forward_parameters
 from .request import Request
+from .reverse_only import reverse_only
 
 __all__ = ["Invocation", "run"]
 
@@ -149,22 +150,29 @@ _refuse_if_differentiated.defjvp(_refuse, symbolic_zeros=True)
 
 def _limit_derivatives(forward: bool, second: bool, name: str, x: Any) -> Any:
     """Returns x; undeclared forward mode or second derivatives raise."""
-    message = house_message(
+
+    @jax.custom_jvp
+    def guard(y: Any) -> Any:
+        return y
+
+    @guard.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        (y,), (t,) = primals, tangents
+        if not second:
+            # Seen by an outer differentiation only: the inner one has taken y already.
+            y = refuse_derivative(_only_declared(name, "second_order"), y)
+        if not forward:
+            t = reverse_only(_only_declared(name, "forward_mode"), t)
+        return y, t
+
+    return guard(x)
+
+
+def _only_declared(name: str, undeclared: str) -> str:
+    got = {"forward_mode": "forward mode", "second_order": "a second derivative"}
+    return house_message(
         name,
         "first derivatives in reverse mode",
-        "a second derivative",
-        "use an operation that declares second_order, such as 'vanilla'",
+        got[undeclared],
+        f"use an operation that declares {undeclared}, such as 'vanilla'",
     )
-
-    def through(y: Any) -> Any:
-        # Seen by an outer differentiation only: the inner one has taken y already.
-        return y if second else refuse_derivative(message, y)
-
-    if forward:
-        forward_guard = jax.custom_jvp(lambda y: y)
-        forward_guard.defjvp(lambda primals, tangents: (through(*primals), *tangents))
-        return forward_guard(x)
-
-    reverse_guard = jax.custom_vjp(lambda y: y)
-    reverse_guard.defvjp(lambda y: (through(y), None), lambda _, ct: (ct,))
-    return reverse_guard(x)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from .capabilities import Capabilities
+from .checks import as_metadata
 from .errors import Refusal, UnsupportedError
 from .kind import OperationKind
 from .metadata import OperationMetadata
@@ -66,7 +67,7 @@ class BaseOperation(abc.ABC):
     capabilities: ClassVar[Capabilities]
 
     def __init__(self, metadata: OperationMetadata | None = None) -> None:
-        self.metadata = metadata if metadata is not None else OperationMetadata()
+        self.metadata = as_metadata(self.names()[0], metadata)
 
     @classmethod
     @abc.abstractmethod

@@ -100,6 +100,10 @@ def _respecified(request: AttentionRequest) -> AttentionRequest:
             keys = request.kv_len if shape[3] != 1 else 1
             shape = (*shape[:2], rows, keys)
             arrays[name] = ArraySpec(shape, arrays[name].dtype)
+    for side, tokens in (("q", request.q_len), ("kv", request.kv_len)):
+        name = f"{side}_segment_ids"
+        if name in arrays and request.layout != "thd":
+            arrays[name] = ArraySpec((request.batch, tokens), "int32")
     return dataclasses.replace(request, arrays=tuple(sorted(arrays.items())))
 
 
@@ -298,6 +302,8 @@ def _apply_padding(
     if not padding:
         return
     request = the_plan.request
+    if "q_len" in padding:
+        _drop_unseen_keys(arrays, request.layout, source)
     q_pad, kv_pad, d_pad, v_pad = (
         padding.get(axis, source.sizes[axis]) - source.sizes[axis] for axis in PADDABLE
     )
@@ -326,6 +332,25 @@ def _apply_padding(
         arrays["kv_lengths"] = full if given is None else jnp.minimum(given, full)
 
 
+def _drop_unseen_keys(arrays: Arrays, layout: str, source: AttentionRequest) -> None:
+    """Puts 0 for keys that by position only padded rows can see.
+
+    Such rows come after the real ones, so a NaN there is no longer hidden (R7).
+    """
+    reach = 0 if source.causal else (source.window or (None, None))[1]
+    if reach is None:
+        return
+    offset = arrays.get("q_offset", source.q_offset or 0)
+    last = source.q_len - 1 + reach + offset
+    if isinstance(last, int) and last >= source.kv_len - 1:
+        return
+    last = jnp.asarray(last, jnp.int32).reshape(-1, 1, 1, 1)
+    others = [axis for axis in range(4) if axis != layout.index("t")]
+    token = jnp.expand_dims(jnp.arange(source.kv_len, dtype=jnp.int32), others)
+    for name in ("key", "value"):
+        arrays[name] = jnp.where(token <= last, arrays[name], 0)
+
+
 def _apply_segments(arrays: Arrays, request: AttentionRequest) -> None:
     for side, tokens in (("q", request.q_len), ("kv", request.kv_len)):
         name = f"{side}_segment_ids"
@@ -334,7 +359,8 @@ def _apply_segments(arrays: Arrays, request: AttentionRequest) -> None:
             ids = jnp.zeros((request.batch, tokens), jnp.int32)
         lengths = arrays.pop(f"{side}_lengths", None)
         if lengths is not None:
-            ids = jnp.where(jnp.arange(tokens) < lengths[:, None], ids, -1)
+            token = jnp.arange(tokens, dtype=jnp.int32)[None]
+            ids = jnp.where(token < lengths[:, None], ids, -1)
         arrays[name] = ids
 
 

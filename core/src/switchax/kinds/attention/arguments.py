@@ -173,7 +173,7 @@ def _sizes(where: str, arrays: Mapping[str, Any], layout: str) -> Sizes:
     _check_equal(where, "batch", "query", batch, "key", key.get("b", 1))
     _check_equal(where, "batch", "query", batch, "value", value.get("b", 1))
     heads, kv_heads = query["h"], key["h"]
-    if (kv_heads == 0) != (heads == 0) or (kv_heads and heads % kv_heads):
+    if heads % kv_heads if kv_heads else heads:
         raise fail_value(
             where,
             "heads to be a multiple of kv_heads",

@@ -102,13 +102,11 @@ def answer_without_keys(request: AttentionRequest, softmax_aux: Any) -> dict[str
         The fields of `AttentionOutput` by name.
     """
     r = request
-    precise = (
-        np.promote_types(np.float32, r.dtype) if r.dtype == "float64" else np.float32
-    )
+    precise = np.float64 if r.dtype == "float64" else np.float32
     lse = jnp.full((r.heads,), -jnp.inf, precise)
-    if softmax_aux is not None:
+    if softmax_aux is not None and softmax_aux.size:
         sinks = softmax_aux.astype(precise).reshape(r.heads, -1)
-        lse = jax.nn.logsumexp(sinks, axis=1) if sinks.size else lse
+        lse = jax.nn.logsumexp(sinks, axis=1)
     batch = () if r.layout == "thd" else (r.batch,)
     shape = {"b": r.batch, "t": r.q_len, "h": r.heads, "d": r.v_head_dim}
     return {

@@ -48,15 +48,13 @@ def visibility(
     """
     parts = [] if mask is None else [mask]
     if q_segment_ids is not None:
-        q_ids, kv_ids = (
-            q_segment_ids[:, None, :, None],
-            kv_segment_ids[:, None, None, :],
-        )
+        q_ids = q_segment_ids[:, None, :, None]
+        kv_ids = kv_segment_ids[:, None, None, :]
         parts.append((q_ids == kv_ids) & (q_ids >= 0))
     if q_lengths is not None:
-        parts.append(jnp.arange(q_len)[:, None] < q_lengths[:, None, None, None])
+        parts.append(_positions(q_len, 2) < q_lengths[:, None, None, None])
     if kv_lengths is not None:
-        parts.append(jnp.arange(kv_len)[None, :] < kv_lengths[:, None, None, None])
+        parts.append(_positions(kv_len, 3) < kv_lengths[:, None, None, None])
     if causal or window is not None:
         parts.append(position_mask(q_len, kv_len, causal, window, q_offset))
     return functools.reduce(jnp.logical_and, parts) if parts else None
@@ -82,8 +80,7 @@ def position_mask(
         bool `[1 or batch, 1, q_len, kv_len]`.
     """
     offset = jnp.asarray(q_offset, jnp.int32).reshape(-1, 1, 1, 1)
-    row = jnp.arange(q_len, dtype=jnp.int32)[:, None] + offset
-    key = jnp.arange(kv_len, dtype=jnp.int32)[None, :]
+    row, key = _positions(q_len, 2) + offset, _positions(kv_len, 3)
     left, right = _bounds(causal, window)
     visible = jnp.ones((1, 1, q_len, kv_len), jnp.bool_)
     if left is not None:
@@ -91,6 +88,12 @@ def position_mask(
     if right is not None:
         visible &= key <= row + right
     return visible
+
+
+def _positions(length: int, axis: int) -> Any:
+    """0, 1, 2, ... along one axis of four."""
+    others = [other for other in range(4) if other != axis]
+    return jnp.expand_dims(jnp.arange(length, dtype=jnp.int32), others)
 
 
 def _bounds(

@@ -1,0 +1,42 @@
+"""What JAX has no public name for. Nothing else in switchax imports `jax._src`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src import core as _core
+from jax._src import mesh as _mesh
+from jax.sharding import Mesh
+
+__all__ = ["Primitive", "entered_mesh", "is_tracing", "mesh_that_was_set"]
+
+# The public name, `jax.extend.core.Primitive`, brings Pallas in with it.
+Primitive: Any = _core.Primitive
+
+
+def mesh_that_was_set() -> Mesh | None:
+    """Returns the mesh of `jax.set_mesh`, with its devices, or None.
+
+    `jax.sharding.get_mesh` refuses under jit and under grad outside of jit. There an
+    array of one device can be constrained only by a mesh that has devices.
+    """
+    mesh = _mesh.get_concrete_mesh()
+    return None if mesh is None or mesh.empty else mesh
+
+
+def entered_mesh() -> Mesh | None:
+    """Returns the mesh of `with mesh:`, or None.
+
+    The public name, `jax.interpreters.pxla.thread_resources`, is deprecated and warns.
+    """
+    mesh = _mesh.thread_resources.env.physical_mesh
+    return None if mesh.empty else mesh
+
+
+def is_tracing() -> bool:
+    """Returns whether some transformation is at work: jit, grad, vmap, shard_map.
+
+    An array that a traced function closes over is concrete, so looking at the array
+    does not tell.
+    """
+    return not _core.trace_state_clean()

@@ -1,0 +1,351 @@
+"""From a wished-for spec to one that an array and a mesh can have, and onto it.
+
+The mesh in force, in this order: the one passed, `jax.set_mesh` (and inside shard_map
+the mesh with its manual axes), `with mesh:` (deprecated since JAX 0.12), none.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from . import compat
+from .axes import EMPTY
+from .checks import fail_type, fail_value
+from .errors import near_miss
+from .settings import current_settings
+
+if TYPE_CHECKING:
+    from .partition import PartitionAxis
+
+__all__ = [
+    "AnyMesh",
+    "UnknownMeshAxisWarning",
+    "as_spec",
+    "check_distinct",
+    "constrain",
+    "correct_spec",
+    "current_mesh",
+    "flat_names",
+    "shape_of",
+]
+
+AnyMesh: TypeAlias = Mesh | AbstractMesh
+
+
+class UnknownMeshAxisWarning(UserWarning):
+    """Said once for a name that is neither in the mesh nor in PartitionAxis."""
+
+
+def current_mesh() -> AnyMesh | None:
+    """Returns the mesh in force here, or None.
+
+    Returns:
+        That of `jax.set_mesh`, with its devices where those are what is in force, else
+        abstract: under `jax.sharding.use_abstract_mesh`, and inside shard_map, where
+        its manual axes say so. Without one, the mesh of `with mesh:`.
+
+    Example:
+        >>> with jax.set_mesh(mesh):
+        ...     assert current_mesh() == mesh
+    """
+    abstract = jax.sharding.get_abstract_mesh()
+    if abstract.empty:
+        return compat.entered_mesh()
+    concrete = compat.mesh_that_was_set()
+    if concrete is not None and concrete.abstract_mesh == abstract:
+        return concrete
+    return abstract
+
+
+def flat_names(entry: Any) -> Iterator[Any]:
+    """Yields the mesh axes of one dimension: flattened, without None and `EMPTY`."""
+    if isinstance(entry, list | tuple):
+        for member in entry:
+            yield from flat_names(member)
+    elif not (
+        entry is None or entry is PartitionSpec.UNCONSTRAINED or _is_empty(entry)
+    ):
+        yield entry
+
+
+def as_spec(entries: Iterable[Any]) -> PartitionSpec:
+    """Makes a spec of entries, each None, an axis or a tuple; `()` is None."""
+    return PartitionSpec(*entries)  # type: ignore[no-untyped-call]
+
+
+_WHOLE = as_spec(())
+
+
+def _is_empty(entry: Any) -> bool:
+    return isinstance(entry, str) and entry == EMPTY
+
+
+def check_distinct(
+    where: str, entries: Iterable[Iterable[Any]], labels: Sequence[Any] = ()
+) -> None:
+    """Raises a ValueError that names both dimensions of an axis used twice.
+
+    Args:
+        where: Who was called.
+        entries: For each dimension its mesh axes.
+        labels: What each dimension was asked for as, for the message.
+    """
+    seen: dict[Hashable, int] = {}
+    for dim, names in enumerate(entries):
+        for name in names:
+            if name in seen:
+                both = " and ".join(_dimension(d, labels) for d in (seen[name], dim))
+                got = f"{name!r} in {both}"
+                todo = "split each dimension over axes of its own"
+                raise fail_value(where, "each mesh axis at most once", got, todo)
+            seen[name] = dim
+
+
+def _dimension(dim: int, labels: Sequence[Any]) -> str:
+    label = f" ({labels[dim]!r})" if dim < len(labels) else ""
+    return f"dimension {dim}{label}"
+
+
+def correct_spec(
+    spec: PartitionSpec | Sequence[Any] | None,
+    shape: Sequence[int],
+    mesh: AnyMesh | None = None,
+    *,
+    partition_axis: PartitionAxis | None = None,
+) -> PartitionSpec:
+    """Returns the nearest spec that an array of this shape can have on this mesh.
+
+    Each dimension keeps the longest prefix of its axes that divides its length; length
+    0 is divided by all. An axis that is manual (inside shard_map) or that the mesh
+    lacks is dropped by itself: quietly if `PartitionAxis` or a registered axis knows
+    its name, else with a warning, once, or an error when settings are strict.
+
+    Args:
+        spec: For each dimension None, an axis, or a tuple of axes. Missing dimensions
+            are replicated, those past the shape are dropped. `UNCONSTRAINED` becomes
+            None, since no array lies that way.
+        shape: Lengths of the dimensions.
+        mesh: With devices or abstract, of any axis types; None is the mesh in force.
+        partition_axis: Whose names are known; None is the current manager's, else the
+            default's.
+
+    Returns:
+        One entry for each dimension, or `PartitionSpec()` where none is split; so no
+        mesh, which is one device, gives `PartitionSpec()`. Correcting it again
+        changes nothing.
+
+    Raises:
+        TypeError: If mesh is no mesh.
+        ValueError: For an axis used twice, a bare string, or, when strict, for a name
+            that nobody knows.
+
+    Example:
+        >>> mesh = jax.make_mesh((2, 4), ("dp", "tp"))
+        >>> correct_spec(PartitionSpec(("fsdp", "dp"), "sp", "tp"), (6, 8, 3), mesh)
+        PartitionSpec('dp', None, None)
+    """
+    where = "correct_spec"
+    if isinstance(spec, str):
+        todo = f"pass PartitionSpec({spec!r})"
+        raise fail_value(where, "a PartitionSpec", f"spec={spec!r}", todo)
+    entries = [tuple(flat_names(entry)) for entry in (() if spec is None else spec)]
+    check_distinct(where, entries)
+    mesh = _checked_mesh(where, mesh)
+    if mesh is None:
+        return _WHOLE
+    _report_unknown(where, entries, mesh, partition_axis)
+    sizes = _splitting_axes(mesh)
+    kept = [
+        _dividing_prefix(length, names, sizes)
+        for length, names in zip(shape, entries, strict=False)
+    ]
+    if not any(kept):
+        return _WHOLE
+    return as_spec([*kept, *[None] * (len(shape) - len(kept))])
+
+
+def _checked_mesh(where: str, mesh: Any) -> AnyMesh | None:
+    if mesh is None:
+        return current_mesh()
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        got = f"mesh={mesh!r} ({type(mesh).__name__})"
+        raise fail_type(where, "a Mesh or AbstractMesh", got, "see jax.make_mesh")
+    return None if mesh.empty else mesh
+
+
+def _axis_types(mesh: AnyMesh) -> Mapping[Any, AxisType]:
+    return dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+
+
+def _splitting_axes(mesh: AnyMesh) -> Mapping[Any, int]:
+    """Returns the sizes of the axes that an array can be split over."""
+    types = _axis_types(mesh)
+    sizes = mesh.shape.items()
+    return {name: size for name, size in sizes if types[name] != AxisType.Manual}
+
+
+def _dividing_prefix(
+    length: int, names: Sequence[Any], sizes: Mapping[Any, int]
+) -> tuple[Any, ...]:
+    kept: list[Any] = []
+    parts = 1
+    for name in names:
+        if name in sizes:
+            parts *= sizes[name]
+            if length % parts:
+                break
+            kept.append(name)
+    return tuple(kept)
+
+
+_said: set[Any] = set()
+
+
+def _report_unknown(
+    where: str,
+    entries: Iterable[Iterable[Any]],
+    mesh: AnyMesh,
+    partition_axis: PartitionAxis | None,
+) -> None:
+    absent = {n for names in entries for n in names if n not in mesh.axis_names}
+    if not absent:
+        return
+    # Here, since partition imports this module.
+    from .partition import known_mesh_axes
+
+    known = known_mesh_axes(partition_axis)
+    for name in sorted(absent - known, key=str):
+        names = [str(n) for n in (*mesh.axis_names, *known)]
+        rule = f"an axis of the mesh {mesh.axis_names} or of PartitionAxis"
+        got = f"{name!r}{near_miss(str(name), names)}"
+        if current_settings().strict:
+            raise fail_value(where, rule, got, "strict is set: correct the name")
+        if name not in _said:
+            _said.add(name)
+            message = f"{where}: expected {rule}, got {got}; it splits nothing"
+            warnings.warn(message, UnknownMeshAxisWarning, stacklevel=3)
+
+
+def shape_of(where: str, x: Any) -> tuple[int, ...]:
+    """Returns an array's shape, or raises a TypeError for what is no array."""
+    shape = getattr(x, "shape", None)
+    if isinstance(shape, tuple):
+        return shape
+    got = f"x={x!r} ({type(x).__name__})"
+    raise fail_type(where, "an array", got, "shard each array of a tree")
+
+
+def constrain(
+    x: Any,
+    spec: PartitionSpec | Sequence[Any] | None,
+    mesh: AnyMesh | None = None,
+    *,
+    partition_axis: PartitionAxis | None = None,
+) -> Any:
+    """Returns x laid out as the corrected spec says, values unchanged.
+
+    Inside jit this constrains the partitioner, or reshards where axes are explicit;
+    outside it moves the array. Inside shard_map only the axes that are not manual
+    matter. Without a mesh, x comes back as it is; so it does where correction leaves
+    nothing of a spec that asked for something, and, outside of jit, on an abstract
+    mesh, which has no devices.
+
+    Args:
+        x: An array of any shape.
+        spec: The wish; see `correct_spec`. None or all None means whole on every
+            device.
+        mesh: None is the mesh in force. A mesh that `jax.set_mesh` did not set
+            constrains as if its axes were of type Auto.
+        partition_axis: Whose names are known; see `correct_spec`.
+
+    Returns:
+        The array, [*x.shape].
+
+    Raises:
+        TypeError: If x is no array or mesh is no mesh.
+        ValueError: See `correct_spec`.
+
+    Example:
+        >>> with jax.set_mesh(mesh):
+        ...     y = constrain(x, PartitionSpec("dp", None))
+    """
+    shape = shape_of("shard", x)
+    mesh = _checked_mesh("shard", mesh)
+    if mesh is None:
+        return x
+    context = jax.sharding.get_abstract_mesh()
+    is_in_force = not context.empty and context.shape == mesh.shape
+    corrected = correct_spec(
+        spec,
+        shape,
+        context if is_in_force else mesh,
+        partition_axis=partition_axis,
+    )
+    asks = any(True for entry in spec or () for _ in flat_names(entry))
+    if asks and corrected == _WHOLE:
+        return x
+    if not isinstance(x, jax.core.Tracer) and not compat.is_tracing():
+        return _place(x, corrected, mesh)
+    if is_in_force:
+        return _constrain_in_context(x, corrected, context)
+    sharding = NamedSharding(_with_auto_axes(mesh), corrected)
+    return _constrained(x, sharding)
+
+
+def _place(x: Any, spec: PartitionSpec, mesh: AnyMesh) -> Any:
+    now = getattr(x, "sharding", None)
+    if isinstance(mesh, AbstractMesh):
+        own = now.mesh if isinstance(now, NamedSharding) else None
+        if not isinstance(own, Mesh) or own.shape != mesh.shape:
+            return x
+        mesh = own
+    if spec == _WHOLE and isinstance(x, jax.Array) and _is_whole(x, mesh):
+        return x
+    return jax.device_put(x, NamedSharding(mesh, spec))
+
+
+def _is_whole(x: jax.Array, mesh: Mesh) -> bool:
+    """Returns whether x is replicated already, or on one device but free to move."""
+    devices = frozenset(mesh.devices.flat)
+    free = not x.committed or x.sharding.device_set == devices
+    return free and x.sharding.is_fully_replicated
+
+
+def _constrain_in_context(x: Any, spec: PartitionSpec, context: AbstractMesh) -> Any:
+    """Constrains under `jax.set_mesh`, by the types of the mesh's axes."""
+    types = _axis_types(context)
+    present = set(types.values())
+    entries = [tuple(flat_names(entry)) for entry in spec]
+    entries += [()] * (x.ndim - len(entries))
+    explicit = [tuple(n for n in e if types[n] == AxisType.Explicit) for e in entries]
+    auto = [tuple(n for n in e if types[n] == AxisType.Auto) for e in entries]
+    if AxisType.Explicit in present:
+        x = jax.sharding.reshard(x, as_spec(explicit))  # type: ignore[no-untyped-call]
+    if AxisType.Auto in present:
+        # None would undo what the explicit axes split.
+        free = [PartitionSpec.UNCONSTRAINED if e else None for e in explicit]
+        wish = as_spec(a or f for a, f in zip(auto, free, strict=True))
+        # With the devices, an array made outside of the mesh is welcome too.
+        set_mesh = compat.mesh_that_was_set()
+        same = set_mesh is not None and set_mesh.abstract_mesh == context
+        sharding = NamedSharding(set_mesh if same and set_mesh else context, wish)
+        x = _constrained(x, sharding)
+    return x
+
+
+def _constrained(x: Any, sharding: NamedSharding) -> Any:
+    return jax.lax.with_sharding_constraint(x, sharding)  # type: ignore[no-untyped-call]
+
+
+def _with_auto_axes(mesh: AnyMesh) -> AnyMesh:
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    if tuple(mesh.axis_types) == types:
+        return mesh
+    if isinstance(mesh, Mesh):
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
