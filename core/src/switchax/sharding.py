@@ -67,9 +67,7 @@ def flat_names(entry: Any) -> Iterator[Any]:
     if isinstance(entry, list | tuple):
         for member in entry:
             yield from flat_names(member)
-    elif not (
-        entry is None or entry is PartitionSpec.UNCONSTRAINED or _is_empty(entry)
-    ):
+    elif entry is not None and not (isinstance(entry, str) and entry == EMPTY):
         yield entry
 
 
@@ -79,10 +77,6 @@ def as_spec(entries: Iterable[Any]) -> PartitionSpec:
 
 
 _WHOLE = as_spec(())
-
-
-def _is_empty(entry: Any) -> bool:
-    return isinstance(entry, str) and entry == EMPTY
 
 
 def check_distinct(
@@ -153,7 +147,10 @@ def correct_spec(
     if isinstance(spec, str):
         todo = f"pass PartitionSpec({spec!r})"
         raise fail_value(where, "a PartitionSpec", f"spec={spec!r}", todo)
-    entries = [tuple(flat_names(entry)) for entry in (() if spec is None else spec)]
+    entries = [
+        () if entry is PartitionSpec.UNCONSTRAINED else tuple(flat_names(entry))
+        for entry in (() if spec is None else spec)
+    ]
     check_distinct(where, entries)
     mesh = _checked_mesh(where, mesh)
     if mesh is None:

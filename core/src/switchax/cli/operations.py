@@ -109,7 +109,9 @@ def claimants(name: str, entries: Sequence[Entry], target: Target | None) -> lis
     """Returns the qualified spellings of those who claim a contested name."""
     claiming = [entry for entry in entries if name in entry.names]
     if target is not None and all(entry.name != name for entry in claiming):
-        claiming = [entry for entry in claiming if not availability(entry.operation, target)]
+        claiming = [
+            entry for entry in claiming if not availability(entry.operation, target)
+        ]
     return [spelling(entry) for entry in claiming]
 
 
