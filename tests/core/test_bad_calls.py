@@ -1,0 +1,379 @@
+"""Wrong calls of attention: one clear error each, before any kernel is traced."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import switchax
+from switchax import OperationMetadata, UnknownOperationError, UnsupportedError
+
+from .kernels import ALL, kernel
+from .standins import registration
+
+B, T, H, K, D = 2, 3, 4, 2, 8
+FULL = (B, H, T, T)
+
+
+def zeros(*shape, dtype="float32"):
+    return jnp.zeros(shape, dtype)
+
+
+@pytest.fixture(scope="module")
+def calls():
+    """What reached the stand-in "picky", which declares every feature."""
+    seen = []
+    with registration() as register:
+        features = set(switchax.ATTENTION.features)
+        register(kernel("picky", features, seen, differentiable=ALL))
+        yield seen
+
+
+def good():
+    return {
+        "query": zeros(B, T, H, D),
+        "key": zeros(B, T, K, D),
+        "value": zeros(B, T, K, D),
+    }
+
+
+THD = {
+    "query": zeros(T, H, D),
+    "key": zeros(T, K, D),
+    "value": zeros(T, K, D),
+    "layout": "thd",
+}
+KEY = jax.random.key(0)
+
+# What is wrong: the arguments, the kind of error, and what its message says.
+VALUE = {
+    "rank": ({"query": zeros(T, H, D)}, r"query \[batch, .*\(3, 4, 8\)"),
+    "rank_of_value": ({"value": zeros(T, K)}, r"value \[batch, .*\(3, 2\)"),
+    "rank_thd": ({"layout": "thd"}, r"query \[tokens, heads, head_dim\] in layout"),
+    "heads": ({"query": zeros(B, T, 3, D)}, "multiple of kv_heads, got heads=3"),
+    "no_kv_heads": (
+        {"key": zeros(B, T, 0, D), "value": zeros(B, T, 0, D)},
+        "heads=4, kv_heads=0",
+    ),
+    "kv_heads": ({"value": zeros(B, T, 1, D)}, "key kv_heads=2, value kv_heads=1"),
+    "kv_len": ({"value": zeros(B, 4, K, D)}, "key kv_len=3, value kv_len=4"),
+    "batch": ({"query": zeros(1, T, H, D)}, "query batch=1, key batch=2"),
+    "head_dim": ({"key": zeros(B, T, K, 4)}, "query head_dim=8, key head_dim=4"),
+    "layout": ({"layout": "bhdt"}, r"layout='bhdt' \(did you mean '.+'\?\)"),
+    "mode": ({"mode": "train"}, r"mode='train' \(did you mean '__train__'\?\)"),
+    "window_negative": ({"window": (-1, 0)}, r"window=\(-1, 0\)"),
+    "offset_missing": (
+        {"causal": True, "query": zeros(B, 2, H, D)},
+        "q_offset=0 to align .*q_offset=kv_len - q_len=1",
+    ),
+    "offset_missing_window": (
+        {"window": (1, 1), "query": zeros(B, 2, H, D)},
+        "q_offset=None, q_len=2, kv_len=3",
+    ),
+    "offset_shape": (
+        {"causal": True, "q_offset": jnp.zeros(3, "int32")},
+        r"q_offset of shape \(3,\)",
+    ),
+    "offset_huge": ({"causal": True, "q_offset": 2**40}, "q_offset=1099511627776"),
+    "soft_cap_zero": ({"logits_soft_cap": 0.0}, "logits_soft_cap=0.0"),
+    "soft_cap_negative": ({"logits_soft_cap": -3.0}, "logits_soft_cap=-3.0"),
+    "soft_cap_infinite": ({"logits_soft_cap": np.inf}, "logits_soft_cap=inf"),
+    "scale_nan": ({"softmax_scale": np.nan}, "softmax_scale=nan"),
+    "scale_infinite": ({"softmax_scale": -np.inf}, "softmax_scale=-inf"),
+    "dropout_key": ({"dropout_prob": 0.5}, "dropout_key=None; pass dropout_key="),
+    "dropout_one": ({"dropout_prob": 1.0, "dropout_key": KEY}, "dropout_prob=1.0"),
+    "dropout_negative": ({"dropout_prob": -0.1, "dropout_key": KEY}, "prob=-0.1"),
+    "bias_shape": ({"bias": zeros(H, T, 2)}, r"bias broadcastable .*\(4, 3, 2\)"),
+    "bias_rank": ({"bias": zeros(1, *FULL)}, r"bias of shape \(1, 2, 4, 3, 3\)"),
+    "mask_shape": ({"mask": zeros(B, T, dtype=bool)}, r"mask of shape \(2, 3\)"),
+    "mask_thd": ({**THD, "mask": zeros(2, 1, T, T, dtype=bool)}, r"\(4, 3, 3\)"),
+    "one_segment_q": (
+        {"q_segment_ids": zeros(B, T, dtype="int32")},
+        "kv_segment_ids=None",
+    ),
+    "one_segment_kv": (
+        {"kv_segment_ids": zeros(B, T, dtype="int32")},
+        "q_segment_ids=None",
+    ),
+    "segment_shape": (
+        {
+            "q_segment_ids": zeros(T, dtype="int32"),
+            "kv_segment_ids": zeros(B, T, dtype="int32"),
+        },
+        r"q_segment_ids \[batch, q_len\]=\(2, 3\), got .*\(3,\)",
+    ),
+    "lengths_shape": (
+        {"kv_lengths": zeros(T, dtype="int32")},
+        r"kv_lengths of shape \(3,\)",
+    ),
+    "lengths_scalar": ({"q_lengths": jnp.int32(2)}, r"q_lengths of shape \(\)"),
+    "sinks_shape": ({"softmax_aux": zeros(K)}, r"softmax_aux of shape \(2,\)"),
+    "sinks_scalar": ({"softmax_aux": zeros()}, r"softmax_aux of shape \(\)"),
+    "devices": (
+        {
+            "query": jax.device_put(zeros(B, T, H, D), jax.devices("cpu")[0]),
+            "key": jax.device_put(zeros(B, T, K, D), jax.devices("cpu")[1]),
+        },
+        "query on .*, key on .*device_put",
+    ),
+}
+TYPE = {
+    "no_query": ({"query": None}, "no query"),
+    "list": ({"query": [[[[0.0]]]]}, r"query=\[\[\[\[0.0\]\]\]\]"),
+    "integers": ({"key": zeros(B, T, K, D, dtype="int32")}, "key of dtype int32"),
+    "dtypes": (
+        {"key": zeros(B, T, K, D, dtype="bfloat16")},
+        "query=float32, key=bfloat16, value=float32; .*runtime_dtype",
+    ),
+    "near_miss": (
+        {"softmax_scal": 1.0},
+        r"'softmax_scal' \(did you mean 'softmax_scale'",
+    ),
+    "unknown": ({"zzz": None}, "unknown keyword 'zzz'; known are query,"),
+    "layout": ({"layout": 3}, "layout=3"),
+    "mode": ({"mode": None}, "mode=None"),
+    "window_int": ({"window": 4}, r"window=4; .*\(4, 4\).*\(3, 0\)"),
+    "window_float": ({"window": 4.0}, "window=4.0"),
+    "window_floats": ({"window": (1.0, 2.0)}, r"window=\(1.0, 2.0\)"),
+    "window_bools": ({"window": (True, False)}, r"window=\(True, False\)"),
+    "window_three": ({"window": (1, 2, 3)}, r"window=\(1, 2, 3\)"),
+    "window_bool": ({"window": True}, "window=True"),
+    "window_array": ({"window": (jnp.int32(1), 0)}, "window=.*static"),
+    "causal_int": ({"causal": 1}, r"causal=1 \(int\)"),
+    "causal_array": ({"causal": jnp.bool_(True)}, "causal="),
+    "return_lse": ({"return_lse": "yes"}, "return_lse='yes'"),
+    "return_weights": ({"return_weights": None}, "return_weights=None"),
+    "offset_float": ({"causal": True, "q_offset": 1.5}, "q_offset=1.5"),
+    "offset_floats": (
+        {"causal": True, "q_offset": zeros(B)},
+        "q_offset of dtype float32",
+    ),
+    "offset_bool": ({"causal": True, "q_offset": True}, "q_offset=True"),
+    "soft_cap_text": ({"logits_soft_cap": "30"}, "logits_soft_cap='30'"),
+    "soft_cap_bool": ({"logits_soft_cap": True}, "logits_soft_cap=True"),
+    "scale_array": ({"softmax_scale": zeros(H)}, "softmax_scale="),
+    "scale_complex": ({"softmax_scale": np.complex64(1j)}, "softmax_scale="),
+    "dropout_text": ({"dropout_prob": "0.5"}, "dropout_prob='0.5'"),
+    "dropout_seed": ({"dropout_prob": 0.5, "dropout_key": 3}, "dropout_key=3"),
+    "dropout_keys": (
+        {"dropout_prob": 0.5, "dropout_key": jax.random.split(KEY)},
+        r"one PRNG key, got .*\[2\]; split it",
+    ),
+    "mask_floats": ({"mask": zeros(*FULL)}, "mask of dtype float32; pass mask != 0"),
+    "mask_integers": ({"mask": zeros(*FULL, dtype="int32")}, "mask of dtype int32"),
+    "bias_bool": ({"bias": zeros(*FULL, dtype=bool)}, "bias of dtype bool"),
+    "bias_integers": ({"bias": zeros(*FULL, dtype="int8")}, "bias of dtype int8"),
+    "bias_number": ({"bias": 1.0}, "bias=1.0"),
+    "sinks_integers": (
+        {"softmax_aux": zeros(H, dtype="int32")},
+        "softmax_aux of dtype",
+    ),
+    "segment_floats": (
+        {"q_segment_ids": zeros(B, T), "kv_segment_ids": zeros(B, T)},
+        "q_segment_ids of dtype float32",
+    ),
+    "lengths_floats": ({"kv_lengths": zeros(B)}, "kv_lengths of dtype float32"),
+    "lengths_list": ({"q_lengths": [1, 2]}, r"q_lengths=\[1, 2\]"),
+}
+CALLS = [
+    *((name, ValueError, *row) for name, row in VALUE.items()),
+    *((name, TypeError, *row) for name, row in TYPE.items()),
+]
+HOUSE = r"^{}: expected .+, got .+; .+"
+
+
+def the_error(kind, calls, where, attend, arguments):
+    before = len(calls)
+    with pytest.raises(kind) as caught:
+        attend(**arguments)
+    assert type(caught.value) is kind
+    assert len(calls) == before, "a kernel was traced"
+    text = str(caught.value)
+    assert re.match(HOUSE.format(where), text, re.DOTALL), text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "says"),
+    [row[1:] for row in CALLS],
+    ids=[f"{row[0]}-{row[1].__name__}" for row in CALLS],
+)
+def test_a_wrong_call_is_one_clear_error(kind, changed, says, calls):
+    arguments = {**good(), **changed}
+    operation = switchax.OperationRegistry.create("picky")
+    for where, attend in (
+        ("attention", lambda **a: switchax.attention(operation="picky", **a)),
+        ("picky", operation),
+    ):
+        text = the_error(kind, calls, where, attend, arguments)
+        assert re.search(says, text), text
+
+
+def test_a_traced_scale_says_what_to_do(calls):
+    def attend(scale):
+        return switchax.attention(**good(), softmax_scale=scale, operation="picky")
+
+    before = len(calls)
+    with pytest.raises(TypeError, match=r"multiply query by it and pass 1.0"):
+        jax.jit(attend)(1.0)
+    assert len(calls) == before
+
+
+def test_an_unknown_operation_names_the_near_miss(calls):
+    with pytest.raises(UnknownOperationError, match=r"did you mean 'vanilla'"):
+        switchax.attention(**good(), operation="vanila")
+
+
+@pytest.mark.parametrize("operation", [None, 3, (), ("vanilla", 3)], ids=repr)
+def test_an_operation_that_is_no_name_is_a_type_error(operation, calls):
+    arguments = {**good(), "operation": operation}
+    the_error(TypeError, calls, "attention", switchax.attention, arguments)
+
+
+def test_metadata_of_a_wrong_type_is_a_type_error(calls):
+    arguments = {**good(), "operation": "picky", "metadata": {"backend": "cpu"}}
+    text = the_error(TypeError, calls, "attention", switchax.attention, arguments)
+    assert "metadata={'backend': 'cpu'} (dict)" in text
+    picky = switchax.OperationRegistry.get("picky")
+    the_error(TypeError, calls, "picky", picky, {"metadata": "bfloat16"})
+
+
+def test_an_operation_is_called_with_its_arrays_and_keywords_only(calls):
+    operation = switchax.OperationRegistry.create("picky")
+    query, key, value = good().values()
+    with pytest.raises(TypeError, match=r"^picky: expected at most 3 positional"):
+        operation(query, key, value, None)
+    with pytest.raises(
+        TypeError, match=r"^picky: expected each argument once, got query"
+    ):
+        operation(query, query=query, key=key, value=value)
+    with pytest.raises(
+        TypeError, match=r"^picky: expected query, key and value, got no"
+    ):
+        operation(query, key)
+    with pytest.raises(TypeError, match=r"^picky: .*unknown keyword 'metadata'"):
+        operation(query, key, value, metadata=OperationMetadata())
+    assert not calls
+
+
+# A legal call that is not supported here (R12).
+
+USES = {
+    "bias": {"bias": zeros(*FULL)},
+    "mask": {"mask": zeros(*FULL, dtype=bool)},
+    "segment_ids": {
+        "q_segment_ids": zeros(B, T, dtype="int32"),
+        "kv_segment_ids": zeros(B, T, dtype="int32"),
+    },
+    "q_lengths": {"q_lengths": zeros(B, dtype="int32")},
+    "kv_lengths": {"kv_lengths": zeros(B, dtype="int32")},
+    "causal": {"causal": True},
+    "window": {"window": (1, 1)},
+    "q_offset": {"causal": True, "q_offset": 1},
+    "q_offset_per_batch": {"causal": True, "q_offset": zeros(B, dtype="int32")},
+    "logits_soft_cap": {"logits_soft_cap": 2.0},
+    "softmax_aux": {"softmax_aux": zeros(H)},
+    "dropout": {"dropout_prob": 0.5, "dropout_key": KEY},
+    "v_head_dim": {"value": zeros(B, T, K, 4)},
+    "lse": {"return_lse": True},
+    "weights": {"return_weights": True},
+}
+
+
+@pytest.fixture(scope="module")
+def plain_calls():
+    """What reached the stand-ins "plain", with no feature, and "only_<feature>"."""
+    seen = []
+    with registration() as register:
+        register(kernel("plain", calls=seen, dtypes={"float32"}))
+        yield seen
+
+
+def test_every_feature_is_tried():
+    assert {*USES, "gqa"} == set(switchax.ATTENTION.features)
+
+
+@pytest.mark.parametrize("feature", USES)
+def test_an_undeclared_feature_is_refused_before_any_kernel(feature, plain_calls):
+    arguments = {**good(), **USES[feature]}
+    operation = switchax.OperationRegistry.create("plain")
+    for attend in (
+        lambda **a: switchax.attention(operation="plain", **a),
+        operation,
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            attend(**arguments)
+        assert type(caught.value) is UnsupportedError
+        (refusals,) = caught.value.refusals.values()
+        assert feature in {r.field for r in refusals if r.code == "feature"}
+        assert all(r.actual and r.allowed and r.hint for r in refusals)
+        assert re.match(HOUSE.format("plain"), str(caught.value), re.DOTALL)
+    assert not plain_calls
+
+
+def test_undeclared_dtypes_and_platforms_are_refused(plain_calls):
+    halves = {n: a.astype("bfloat16") for n, a in good().items()}
+    with pytest.raises(UnsupportedError) as caught:
+        switchax.attention(**halves, operation="plain")
+    (refusals,) = caught.value.refusals.values()
+    assert [(r.code, r.actual, r.allowed) for r in refusals] == [
+        ("dtype", "bfloat16", "float32")
+    ]
+    with registration() as register:
+        register(kernel("chip", {"gqa"}, plain_calls, platforms={"tpu"}))
+        with pytest.raises(UnsupportedError) as caught:
+            switchax.attention(**good(), operation="chip")
+        (refusals,) = caught.value.refusals.values()
+        assert [(r.code, r.actual, r.allowed) for r in refusals] == [
+            ("platform", "cpu", "tpu")
+        ]
+    assert not plain_calls
+
+
+def test_neutral_arguments_use_no_feature(plain_calls):
+    arguments = good() | {"dropout_key": KEY, "window": (None, None), "q_offset": 3}
+    arguments["key"] = arguments["value"] = arguments["query"]
+    switchax.attention(**arguments, operation="plain")
+    assert plain_calls.pop().keys() == {"query", "key", "value", "softmax_scale"}
+
+
+# What a feature changes, so that none is dropped in silence.
+CHANGES = {
+    **USES,
+    "bias": {"bias": jnp.arange(float(T))},
+    "mask": {"mask": jnp.eye(T, dtype=bool)},
+    "segment_ids": {
+        "q_segment_ids": jnp.array([[0, 0, 1]] * B),
+        "kv_segment_ids": jnp.array([[0, 1, 1]] * B),
+    },
+    "q_lengths": {"q_lengths": jnp.array([1, 2])},
+    "kv_lengths": {"kv_lengths": jnp.array([1, 2])},
+    "logits_soft_cap": {"logits_soft_cap": 0.1},
+    "softmax_scale": {"softmax_scale": 0.1},
+}
+
+
+@pytest.mark.parametrize("feature", [f for f in CHANGES if f not in ("lse", "weights")])
+def test_every_feature_changes_the_result_of_vanilla(feature):
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.normal(size=a.shape).astype("float32") for n, a in good().items()}
+    base = {"causal": True} if feature.startswith("q_offset") else {}
+    changes = dict(CHANGES[feature])
+    if feature == "v_head_dim":
+        changes = {"value": arrays["value"][..., :4]}
+    plain = switchax.attention(**arrays, **base, operation="vanilla")
+    if feature == "q_offset_per_batch":
+        changes["q_offset"] = jnp.array([1, 0])
+    changed = switchax.attention(**{**arrays, **base, **changes}, operation="vanilla")
+    assert plain.shape != changed.shape or jnp.abs(plain - changed).max() > 1e-2
+
+
+def test_lse_and_weights_come_when_asked_for():
+    result = switchax.attention(**good(), operation="vanilla", return_lse=True)
+    assert result.lse.shape == (B, H, T)
+    assert result.attention_weights is None
+    result = switchax.attention(**good(), operation="vanilla", return_weights=True)
+    assert result.attention_weights.shape == FULL
+    assert result.lse is None

@@ -1,0 +1,276 @@
+"""vanilla and sdpa against the float64 oracle: outputs, lse, weights, gradients."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import switchax
+from switchax import OperationMetadata, OperationRegistry
+from switchax.kinds.attention.oracle import attention_oracle
+
+from . import attention_cases as cases
+from .attention_cases import Case
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+PADDED = {"q_len": 5, "kv_len": 9}  # causal at offset 0 leaves keys that none sees
+CAUSAL = {"causal": True, **PADDED}
+
+SHARED = {
+    "shape": [
+        {},
+        {"q_len": 1, "kv_len": 65, "kv_heads": 4},
+        {"q_len": 64, "kv_len": 63, "kv_heads": 1},
+        {"q_len": 2, "kv_len": 129, "heads": 1, "kv_heads": 1},
+        {"q_len": 33, "kv_len": 1, "batch": 1},
+    ],
+    "layout": [{"layout": "bthd"}, {"layout": "bhtd"}, {"layout": "thd"}],
+    "bias": [{"bias": b} for b in ("", "full", "row", "key", "minus_inf")],
+    "mask": [{"mask": m} for m in ("", "full", "key", "row")],
+    "segments": [{"segments": False}, {"segments": True}],
+    "lengths": [{"lengths": x} for x in ("", "q", "kv", "both")],
+    "position": [
+        {},
+        {"causal": True},
+        {"window": (0, 0)},
+        {"window": (3, 1)},
+        {"window": (None, 2), "causal": True},
+    ],
+    "offset": [{"offset": o} for o in ("zero", "negative", "last", "traced", "batch")],
+    "scale": [{}, {"scale": 0.9}, {"factor": 5.0}],
+}
+OF_SDPA = {**SHARED, "dtype": [{"dtype": "float32"}, {"dtype": "bfloat16"}]}
+OF_VANILLA = {
+    **SHARED,
+    "dtype": [{"dtype": d} for d in ("float32", "bfloat16", "float16")],
+    "v_head_dim": [{}, {"v_head_dim": 5}],
+    "soft_cap": [{}, {"soft_cap": 1.5}],
+    "sinks": [{}, {"sinks": 0}, {"sinks": 2}],
+    "dropout": [{}, {"dropout": 0.4}],
+}
+
+
+def seed(case):
+    return case.seed
+
+
+SINGLE = [
+    Case(),
+    Case(kv_heads=4),
+    Case(kv_heads=1),
+    Case(heads=1, kv_heads=1, batch=1),
+    Case(bias="full", q_len=65, kv_len=2),
+    Case(bias="row"),
+    Case(bias="key"),
+    Case(bias="minus_inf"),
+    Case(bias="full", **CAUSAL),
+    Case(mask="full"),
+    Case(mask="key"),
+    Case(mask="row"),
+    Case(segments=True),
+    Case(lengths="q"),
+    Case(lengths="kv"),
+    Case(lengths="both", bias="full"),
+    Case(causal=True),
+    Case(**CAUSAL),
+    Case(causal=True, offset="negative"),
+    Case(causal=True, offset="traced", **PADDED),
+    Case(causal=True, offset="batch", **PADDED),
+    Case(window=(0, 0)),
+    Case(window=(1, None)),
+    Case(window=(2, 1), offset="last", **PADDED),
+    Case(scale=-0.7),
+    Case(factor=5.0),
+]
+OF_VANILLA_ALONE = [
+    Case(v_head_dim=5),
+    Case(soft_cap=2.0),
+    Case(soft_cap=2.0, bias="minus_inf"),
+    Case(sinks=0, mask="row"),
+    Case(sinks=3, bias="minus_inf"),
+    Case(dropout=0.5, **CAUSAL),
+]
+
+
+def named(name):
+    return functools.partial(switchax.attention, operation=name)
+
+
+def instance(name):
+    return OperationRegistry.create(name)
+
+
+def check_sdpa(case, attend):
+    # JAX itself does not lower a bfloat16 gradient of its function under "strict".
+    promotion = "standard" if case.dtype == "bfloat16" else "strict"
+    with jax.numpy_dtype_promotion(promotion):
+        cases.check(case, attend, lse=False, weights=False, d_lse=False)
+
+
+@pytest.mark.parametrize("case", SINGLE + OF_VANILLA_ALONE, ids=str)
+def test_vanilla_is_right_with_one_feature(case):
+    cases.check(case, instance("vanilla"))
+
+
+@pytest.mark.parametrize("case", SINGLE, ids=str)
+def test_sdpa_is_right_with_one_feature(case):
+    check_sdpa(case, instance("sdpa"))
+
+
+@pytest.mark.parametrize("case", cases.covering(OF_VANILLA, 100), ids=seed)
+def test_vanilla_is_right_with_every_pair_of_features(case):
+    cases.check(case, named("vanilla"))
+
+
+@pytest.mark.parametrize("case", cases.covering(OF_SDPA, 200), ids=seed)
+def test_sdpa_is_right_with_every_pair_of_features(case):
+    check_sdpa(case, named("sdpa"))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(dtype="float64", bias="full", soft_cap=2.0, sinks=2, **CAUSAL),
+        Case(dtype="float64", segments=True, lengths="both", dropout=0.3),
+        Case(
+            dtype="float64", mask="full", window=(2, 1), offset="batch", layout="bhtd"
+        ),
+    ],
+    ids=str,
+)
+def test_vanilla_is_right_in_float64(case):
+    with jax.enable_x64(True):
+        cases.check(case, named("vanilla"))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(mask="row", bias="minus_inf"),
+        Case(lengths="q", kv_heads=1, **CAUSAL),
+        Case(window=(1, 0), layout="bhtd"),
+    ],
+    ids=str,
+)
+def test_lse_of_sdpa_is_right(case):
+    call = cases.draw(case)
+    got, _ = cases.evaluate(named("sdpa"), call, None, return_lse=True)
+    expected = cases.oracle(attention_oracle, call)
+    logit = cases.largest_logit(case, call)
+    cases.compare("output", got.attention_outputs, expected.output, "float32", logit)
+    cases.compare("lse", got.lse, expected.lse, "float32", logit, False)
+    assert got.lse.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", ["vanilla", "sdpa"])
+@pytest.mark.parametrize("layout", ["bthd", "thd"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"batch": 0},
+        {"q_len": 0},
+        {"kv_len": 0},
+        {"heads": 0, "kv_heads": 0},
+        {"heads": 0},
+        {"head_dim": 0, "v_head_dim": 0},
+        {"q_len": 0, "kv_len": 0},
+    ],
+    ids=str,
+)
+def test_axes_of_length_zero_are_legal(sizes, layout, name):
+    case = Case(**sizes, causal=True, layout=layout, bias="full")
+    if name == "sdpa":
+        check_sdpa(case, named(name))
+    else:
+        cases.check(dataclasses.replace(case, sinks=0), named(name))
+        cases.check(dataclasses.replace(case, sinks=2), named(name), dirty=False)
+
+
+def test_vanilla_takes_a_value_without_columns():
+    cases.check(Case(v_head_dim=0), named("vanilla"))
+
+
+def test_lse_without_keys_is_that_of_the_sinks():
+    call = cases.draw(Case(kv_len=0, sinks=2))
+    got = named("vanilla")(**call.arrays, return_lse=True)
+    sinks = call.arrays["softmax_aux"]
+    expected = np.log(np.exp(sinks).sum(axis=1))[None, :, None]
+    np.testing.assert_allclose(got.lse, expected + np.zeros((2, 1, 7)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "sdpa"])
+def test_gradient_of_a_broadcast_bias_is_summed_in_float32(name):
+    # Seen in the program: a CPU sums bfloat16 in float32 whatever it is told.
+    call = cases.draw(Case(bias="key", mask="full", dtype="bfloat16"))
+    rest = call.without("bias")
+
+    def loss(bias):
+        return named(name)(**rest.arrays, **rest.options, bias=bias).sum()
+
+    with jax.numpy_dtype_promotion("standard"):
+        program = str(jax.make_jaxpr(jax.grad(loss))(jnp.asarray(call.arrays["bias"])))
+    assert re.search(r"f32\[.*\] = reduce_sum", program)
+    assert not re.search(r"bf16\[.*\] = reduce_sum", program)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "sdpa"])
+def test_value_under_value_and_grad_is_the_plain_value(name):
+    call = cases.draw(Case(bias="full", **CAUSAL))
+
+    def loss(floats):
+        rest = {n: a for n, a in call.arrays.items() if n not in floats}
+        return named(name)(**floats, **rest, **call.options).sum()
+
+    floats = {n: jnp.asarray(call.arrays[n]) for n in call.differentiable}
+    value, _ = jax.value_and_grad(loss)(floats)
+    assert value == loss(floats)
+
+
+def drop(call, seed=0, **more):
+    key = jax.random.key(seed)
+    asked = {"return_lse": True, "return_weights": True}
+    arrays = {**call.arrays, "dropout_key": key}
+    return named("vanilla")(**arrays, **call.options, **asked, **more)
+
+
+def test_dropout_repeats_for_a_key_rescales_and_leaves_lse():
+    call = cases.draw(Case(q_len=64, kv_len=64))
+    plain, dropped = drop(call), drop(call, dropout_prob=0.25)
+    again, other = drop(call, dropout_prob=0.25), drop(call, 1, dropout_prob=0.25)
+    np.testing.assert_array_equal(dropped.attention_outputs, again.attention_outputs)
+    assert (dropped.attention_weights != other.attention_weights).mean() > 0.2
+    np.testing.assert_array_equal(dropped.lse, plain.lse)
+    kept = np.asarray(dropped.attention_weights) > 0
+    weights = np.asarray(dropped.attention_weights)[kept]
+    expected = np.asarray(plain.attention_weights)[kept] / 0.75
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    # 2 * 4 * 64 * 64 draws: a standard deviation of 0.0024
+    assert abs(kept.mean() - 0.75) < 0.01
+    bhtd = drop(cases.draw(Case(q_len=64, kv_len=64, layout="bhtd")), dropout_prob=0.25)
+    np.testing.assert_array_equal(np.asarray(bhtd.attention_weights) > 0, kept)
+
+
+def test_a_dropout_of_zero_needs_no_key_and_ignores_one():
+    call = cases.draw(Case())
+    plain = named("vanilla")(**call.arrays)
+    np.testing.assert_array_equal(drop(call, dropout_prob=0.0).attention_outputs, plain)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "sdpa"])
+def test_runtime_dtype_casts_and_the_output_has_the_dtype_of_query(name):
+    call = cases.draw(Case())
+    arrays = {n: jnp.asarray(a) for n, a in call.arrays.items()}
+    metadata = OperationMetadata(runtime_dtype="bfloat16")
+    mixed = {**arrays, "key": arrays["key"].astype("bfloat16")}
+    got = named(name)(**mixed, metadata=metadata)
+    halves = {n: a.astype("bfloat16") for n, a in arrays.items()}
+    expected = named(name)(**halves)
+    assert got.dtype == jnp.float32
+    np.testing.assert_array_equal(got.astype("bfloat16"), expected)
+    called = OperationRegistry.create(name, metadata)(**mixed)
+    np.testing.assert_array_equal(called.attention_outputs, got)

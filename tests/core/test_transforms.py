@@ -1,0 +1,367 @@
+"""What JAX's transformations make of an attention call (R11, R13)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+import switchax
+from switchax import UnsupportedError
+from switchax.kinds.attention.oracle import attention_oracle, attention_oracle_vjp
+
+from . import attention_cases as cases
+from .attention_cases import Call, Case
+from .kernels import kernel
+from .standins import registration
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+both = pytest.mark.parametrize("name", ["vanilla", "sdpa"])
+
+
+def named(name, **options):
+    return functools.partial(switchax.attention, operation=name, **options)
+
+
+def close(got, expected, tolerance=3e-6):
+    np.testing.assert_allclose(got, expected, atol=tolerance, rtol=tolerance)
+
+
+def stack(calls):
+    return {n: np.stack([c.arrays[n] for c in calls]) for n in calls[0].arrays}
+
+
+@both
+@pytest.mark.parametrize(
+    ("case", "mapped"),
+    [
+        (Case(), ["query"]),
+        (Case(), ["query", "key", "value"]),
+        (Case(mask="full"), ["mask"]),
+        (Case(lengths="kv"), ["query", "kv_lengths"]),
+        (Case(causal=True, offset="traced"), ["q_offset"]),
+        (Case(causal=True, offset="batch", bias="key"), ["q_offset", "bias"]),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, list) else str(x),
+)
+def test_vmap_means_one_call_for_each_and_so_does_its_gradient(name, case, mapped):
+    calls = [cases.draw(case, dirty=False), cases.draw(case, dirty=False)]
+    rng = np.random.default_rng(5)
+    for array in mapped:
+        other = calls[1].arrays[array]
+        other = rng.permuted(other, axis=-1) if other.ndim else other + 2
+        calls[1].arrays[array] = other
+    # Mapped along the last axis, for those that have others.
+    axes = {
+        n: np.ndim(calls[0].arrays[n]) if n in mapped else None for n in calls[0].arrays
+    }
+    arrays = {
+        n: np.stack([c.arrays[n] for c in calls], axis)
+        if axis is not None
+        else calls[0].arrays[n]
+        for n, axis in axes.items()
+    }
+    d_output = rng.normal(size=calls[0].arrays["query"].shape).astype("float32")
+
+    def run(arrays):
+        def outputs(floats):
+            return named(name)(**{**arrays, **floats}, **calls[0].options)
+
+        floats = {n: arrays[n] for n in ("query", "key", "value")}
+        output, pull_back = jax.vjp(outputs, floats)
+        return output, pull_back(jnp.asarray(d_output))[0]
+
+    got, gradients = jax.jit(jax.vmap(run, in_axes=(axes,)))(arrays)
+    for n, call in enumerate(calls):
+        expected = cases.oracle(attention_oracle, call)
+        grads = cases.oracle(attention_oracle_vjp, call, d_output=d_output)
+        close(got[n], expected.output)
+        for array, gradient in gradients.items():
+            close(gradient[n], grads[array])
+
+
+def layers(attend, wrap=lambda f: f):
+    """Three equal layers by scan, after each of which the loss is taken."""
+
+    def loss(floats, rest):
+        @wrap
+        def layer(x, _):
+            x = x + attend(x, floats["key"], floats["value"], **rest)
+            return x, x.sum()
+
+        _, sums = jax.lax.scan(layer, floats["query"], None, length=3)
+        return (sums * jnp.arange(1.0, 4.0)).sum()
+
+    return loss
+
+
+def unrolled(attend):
+    def loss(floats, rest):
+        x, total = floats["query"], 0.0
+        for n in range(3):
+            x = x + attend(x, floats["key"], floats["value"], **rest)
+            total += (n + 1) * x.sum()
+        return total
+
+    return loss
+
+
+def split(call, *more):
+    arrays = {n: jnp.asarray(a) for n, a in call.arrays.items()}
+    floats = {n: arrays.pop(n) for n in ("query", "key", "value", *more)}
+    return floats, arrays
+
+
+@both
+def test_scan_and_remat_give_the_gradient_of_the_layers_one_by_one(name):
+    case = Case(causal=True, mask="key", seed=1)
+    floats, rest = split(cases.draw(case, dirty=False))
+    attend = named(name, causal=True)
+    value, expected = jax.value_and_grad(unrolled(attend))(floats, rest)
+    for wrap in (lambda f: f, jax.checkpoint):
+        loss = jax.jit(jax.value_and_grad(layers(attend, wrap)))
+        got_value, got = loss(floats, rest)
+        close(got_value, value, 1e-5)
+        jax.tree.map(functools.partial(close, tolerance=2e-5), got, expected)
+
+
+def differences(function, call, direction, step=1e-5):
+    """The derivative along a direction, by central differences in float64."""
+    ahead, behind = (
+        {n: call.arrays[n] + sign * step * t for n, t in direction.items()}
+        for sign in (1, -1)
+    )
+    results = (
+        function(Call({**call.arrays, **moved}, call.options))
+        for moved in (ahead, behind)
+    )
+    return jax.tree.map(lambda a, b: (a - b) / (2 * step), *results)
+
+
+DERIVATIVES = [
+    Case(),
+    Case(bias="full", mask="full", causal=True, kv_heads=4),
+]
+
+
+def drawn_for_derivatives(case):
+    call = cases.draw(case, dirty=False)
+    rng = np.random.default_rng(3)
+    direction = {n: rng.normal(size=call.arrays[n].shape) for n in call.differentiable}
+    floats = {n: jnp.asarray(call.arrays[n]) for n in call.differentiable}
+    rest = {n: a for n, a in call.arrays.items() if n not in floats}
+    tangents = {n: jnp.asarray(t, "float32") for n, t in direction.items()}
+    d_output = rng.normal(size=call.arrays["query"].shape)
+    return call, direction, floats, rest, tangents, d_output
+
+
+@both
+@pytest.mark.parametrize("case", DERIVATIVES, ids=str)
+def test_forward_mode_is_right_where_declared(name, case):
+    call, direction, floats, rest, tangents, _ = drawn_for_derivatives(case)
+
+    @jax.jit
+    def tangent(floats, tangents):
+        def output(floats):
+            return named(name)(**floats, **rest, **call.options)
+
+        return jax.jvp(output, (floats,), (tangents,))[1]
+
+    expected = differences(
+        lambda c: cases.oracle(attention_oracle, c).output, call, direction
+    )
+    close(tangent(floats, tangents), expected, 1e-5)
+
+
+@both
+@pytest.mark.parametrize("case", DERIVATIVES, ids=str)
+def test_second_derivatives_are_right_where_declared(name, case):
+    call, direction, floats, rest, tangents, d_output = drawn_for_derivatives(case)
+
+    def loss(floats):
+        output = named(name)(**floats, **rest, **call.options)
+        return (output * jnp.asarray(d_output, "float32")).sum()
+
+    def along(floats):
+        products = jax.tree.map(
+            lambda g, t: (g * t).sum(), jax.grad(loss)(floats), tangents
+        )
+        return sum(products.values())
+
+    expected = differences(
+        lambda c: cases.oracle(attention_oracle_vjp, c, d_output=d_output),
+        call,
+        direction,
+    )
+    reverse = jax.jit(jax.grad(along))(floats)
+    forward = jax.jit(
+        lambda floats: jax.jvp(jax.grad(loss), (floats,), (tangents,))[1]
+    )(floats)
+    for n in floats:
+        close(reverse[n], expected[n], 3e-5)
+        close(forward[n], expected[n], 3e-5)
+
+
+@both
+def test_shard_map_over_batch_is_right(name):
+    case = Case(batch=8, causal=True, mask="full", heads=2, kv_heads=1)
+    call = cases.draw(case)
+    ct, _ = cases.cotangents(case, call)
+    floats, rest = split(call)
+    mesh = Mesh(np.array(jax.devices("cpu")), "x")
+    assert mesh.size == 8
+
+    @jax.jit
+    @functools.partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=PartitionSpec("x"),
+        out_specs=PartitionSpec("x"),
+    )
+    def run(floats, rest, ct):
+        def output(floats):
+            return named(name)(**floats, **rest, **call.options)
+
+        output, pull_back = jax.vjp(output, floats)
+        return output, pull_back(ct)[0]
+
+    got, gradients = run(floats, rest, jnp.asarray(ct))
+    close(got, cases.oracle(attention_oracle, call).output)
+    grads = cases.oracle(attention_oracle_vjp, call, d_output=ct)
+    for n in floats:
+        close(gradients[n], grads[n])
+
+
+# What is not declared raises.
+
+
+@pytest.fixture(scope="module")
+def limited():
+    """Declares reverse mode alone, no derivative of bias, none of lse."""
+    with registration() as register:
+        features = {"bias", "causal", "lse"}
+        differentiable = {"query", "key", "value"}
+        register(kernel("limited", features, differentiable=differentiable))
+        yield named("limited", causal=True)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return split(cases.draw(Case(bias="full", kv_heads=4), dirty=False), "bias")[0]
+
+
+def loss_of(attend):
+    def loss(floats):
+        return (attend(**floats) ** 2).sum()
+
+    return loss
+
+
+def no_bias(floats):
+    return {n: a for n, a in floats.items() if n != "bias"}
+
+
+def test_forward_mode_is_refused_where_not_declared(limited, drawn):
+    floats = no_bias(drawn)
+    with pytest.raises(UnsupportedError, match=r"^limited: expected .*forward"):
+        jax.jvp(loss_of(limited), (floats,), (floats,))
+    with pytest.raises(UnsupportedError, match=r"^limited: expected .*forward"):
+        jax.jit(jax.jacfwd(loss_of(limited)))(floats)
+
+
+TWICE = {
+    "hessian": jax.hessian,
+    "jacrev": lambda f: jax.jacrev(jax.grad(f)),
+    "jit": lambda f: jax.jit(jax.grad(lambda x: jax.grad(f)(x)["query"].sum())),
+    "inner_jit": lambda f: jax.grad(lambda x: jax.jit(jax.grad(f))(x)["key"].sum()),
+    "remat": lambda f: jax.grad(lambda x: jax.checkpoint(jax.grad(f))(x)["key"].sum()),
+}
+
+
+@pytest.mark.parametrize("transform", TWICE)
+def test_second_derivatives_are_refused_where_not_declared(limited, drawn, transform):
+    with pytest.raises(UnsupportedError, match=r"^limited: expected .*derivative"):
+        TWICE[transform](loss_of(limited))(no_bias(drawn))
+
+
+def wrapped(transform, attend):
+    """A loss of floats, with attention under a transformation."""
+    if transform == "scan":
+
+        def scanned(floats):
+            def layer(carry, _):
+                x, bias = carry
+                more = {"bias": bias} if "bias" in floats else {}
+                return (attend(x, floats["key"], floats["value"], **more), bias), None
+
+            carry = floats["query"], floats.get("bias", jnp.float32(0))
+            return jax.lax.scan(layer, carry, None, length=2)[0][0].sum()
+
+        return scanned
+    loss = loss_of(attend)
+    return {"plain": loss, "jit": jax.jit(loss), "remat": jax.checkpoint(loss)}[
+        transform
+    ]
+
+
+TRANSFORMS = pytest.mark.parametrize("transform", ["plain", "jit", "remat", "scan"])
+
+
+@TRANSFORMS
+def test_reverse_mode_stays_allowed(limited, drawn, transform):
+    with registration() as register:
+        register(
+            kernel("free", {"bias", "causal"}, forward_mode=True, second_order=True)
+        )
+        expected = jax.grad(wrapped(transform, named("free", causal=True)))(
+            no_bias(drawn)
+        )
+    loss = wrapped(transform, limited)
+    got = jax.grad(loss)(no_bias(drawn))
+    jax.tree.map(close, got, expected)
+    many = jax.tree.map(lambda a: jnp.stack([a, a]), no_bias(drawn))
+    got = jax.vmap(jax.grad(loss))(many)
+    jax.tree.map(close, got, jax.tree.map(lambda a: jnp.stack([a, a]), expected))
+
+
+@TRANSFORMS
+def test_an_undeclared_derivative_raises(limited, drawn, transform):
+    loss = wrapped(transform, limited)
+    with pytest.raises(UnsupportedError, match=r"^limited: .*got one of bias"):
+        jax.grad(loss)(drawn)
+    with pytest.raises(UnsupportedError, match=r"^limited: .*got one of bias"):
+        jax.jit(jax.vmap(jax.grad(loss)))(jax.tree.map(lambda a: a[None], drawn))
+
+
+@TRANSFORMS
+def test_an_undeclared_argument_may_stay_undifferentiated(limited, drawn, transform):
+    loss = wrapped(transform, limited)
+
+    def of_the_others(others, bias):
+        value = loss({**others, "bias": bias})
+        return value, bias
+
+    others = no_bias(drawn)
+    gradient = jax.jit(jax.grad(of_the_others, has_aux=True))
+    assert set(gradient(others, drawn["bias"])[0]) == set(others)
+    stopped = jax.grad(lambda f: loss({**f, "bias": jax.lax.stop_gradient(f["bias"])}))
+    assert not stopped(drawn)["bias"].any()
+
+
+def test_lse_under_differentiation_is_refused_where_not_declared(limited, drawn):
+    def lse_aside(floats):
+        output = limited(**floats, return_lse=True)
+        return output.attention_outputs.sum(), output.lse
+
+    with pytest.raises(UnsupportedError, match=r"^limited: .*got one of lse"):
+        jax.grad(lse_aside, has_aux=True)(no_bias(drawn))
+    assert jnp.isfinite(lse_aside(drawn)[1]).all()
+
+    def lse_of_sdpa(query):
+        return named("sdpa")(query, query, query, return_lse=True).lse.sum()
+
+    with pytest.raises(UnsupportedError, match=r"^sdpa: .*got one of lse"):
+        jax.grad(lse_of_sdpa)(drawn["query"])
