@@ -377,3 +377,28 @@ def test_lse_and_weights_come_when_asked_for():
     result = switchax.attention(**good(), operation="vanilla", return_weights=True)
     assert result.attention_weights.shape == FULL
     assert result.lse is None
+
+
+def test_wide_integers_never_wrap():
+    x = jnp.ones((1, 2, 1, 4))
+    v = jnp.arange(8.0).reshape(1, 2, 1, 4)
+    wide = np.array([[1, 2**32 + 1]])
+    with pytest.raises(ValueError, match="q_segment_ids within int32"):
+        switchax.attention(x, x, v, q_segment_ids=wide, kv_segment_ids=wide)
+    full = switchax.attention(x, x, v)
+    lengths = np.array([2**40])
+    np.testing.assert_array_equal(switchax.attention(x, x, v, kv_lengths=lengths), full)
+    for far in (jnp.int32(2**31 - 1), np.array([2**40]), np.array(2**32)):
+        seen = switchax.attention(
+            x, x, v, causal=True, q_offset=far, operation="vanilla"
+        )
+        np.testing.assert_allclose(seen, full, atol=1e-6)
+    with jax.enable_x64(True):
+        ids = jnp.array([[1, 2]], jnp.int64)
+        np.testing.assert_allclose(
+            switchax.attention(x, x, v, q_segment_ids=ids, kv_segment_ids=ids), v
+        )
+        with pytest.raises(TypeError, match="cast it to int32"):
+            jax.jit(
+                lambda i: switchax.attention(x, x, v, q_segment_ids=i, kv_segment_ids=i)
+            )(ids)

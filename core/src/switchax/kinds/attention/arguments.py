@@ -59,6 +59,7 @@ NEUTRAL: dict[str, Any] = {
 }
 OPERANDS = ("query", "key", "value")
 INT32 = np.iinfo(np.int32)
+POSITION = INT32.max // 4  # positions beyond any length, with room for sums
 
 
 class Sizes(NamedTuple):
@@ -288,6 +289,26 @@ def _integers(
         got = f"{name} of shape {array.shape}"
         todo = "one entry per sample" if axes == "[batch]" else "one id per token"
         raise fail_value(where, f"{name} {axes}={shape}", got, todo)
+    given = value.dtype if isinstance(value, np.ndarray) else array.dtype
+    if np.can_cast(given, np.int32):
+        return array.astype(jnp.int32)
+    if axes == "[batch]":  # a length beyond int32 is beyond every axis
+        if isinstance(value, np.ndarray):
+            return jnp.asarray(np.clip(value, 0, INT32.max).astype(np.int32))
+        return jnp.clip(array, 0, INT32.max).astype(jnp.int32)
+    return _narrowed(where, name, value, array)
+
+
+def _narrowed(where: str, name: str, value: Any, array: Any) -> Any:
+    """Returns ids of a wider dtype as int32, if they are known to fit."""
+    todo = "ids that wrap would match others: number them from 0"
+    if isinstance(array, jax.core.Tracer):
+        got = f"{name} of dtype {array.dtype}"
+        raise fail_type(where, f"{name} within int32", got, "cast it to int32")
+    ids = np.asarray(value)  # as passed: without x64 JAX has wrapped them already
+    if ids.size and not INT32.min <= ids.min() <= ids.max() <= INT32.max:
+        got = f"{name} from {ids.min()} to {ids.max()}"
+        raise fail_value(where, f"{name} within int32", got, todo)
     return array.astype(jnp.int32)
 
 
@@ -322,7 +343,7 @@ def _window_side(where: str, window: Any, side: Any) -> int | None:
         got = f"window={tuple(window)!r}"
         todo = "sides count the keys beside the row's own; None is unlimited"
         raise fail_value(where, "window sides of at least 0", got, todo)
-    return min(int(side), INT32.max // 4)  # beyond any length; keeps int32 sums safe
+    return min(int(side), POSITION)
 
 
 def _q_offset(where: str, value: Any, sizes: Sizes, needed: bool) -> Any:
@@ -338,10 +359,12 @@ def _q_offset(where: str, value: Any, sizes: Sizes, needed: bool) -> Any:
             )
         return 0 if needed else None
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
-        if not INT32.min // 4 <= value <= INT32.max // 4:
+        if not -POSITION <= value <= POSITION:
             got = f"q_offset={value}"
             raise fail_value(where, "q_offset within int32", got, "it is a position")
         return int(value) if needed else None
+    if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.integer):
+        value = np.clip(value, -POSITION, POSITION)  # before JAX narrows it
     array = as_array(where, "q_offset", value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         got = f"q_offset of dtype {array.dtype}"
@@ -350,7 +373,12 @@ def _q_offset(where: str, value: Any, sizes: Sizes, needed: bool) -> Any:
         got = f"q_offset of shape {array.shape}"
         rule = f"q_offset an int, a scalar or [batch]=({sizes.batch},)"
         raise fail_value(where, rule, got, "it is the key position of query row 0")
-    return array.astype(jnp.int32) if needed else None
+    if not needed:
+        return None
+    # Beyond every length on either side; sums with positions must not wrap.
+    low = max(-POSITION, jnp.iinfo(array.dtype).min)
+    high = min(POSITION, jnp.iinfo(array.dtype).max)
+    return jnp.clip(array, low, high).astype(jnp.int32)
 
 
 def _softmax_scale(where: str, value: Any, head_dim: int) -> float:
