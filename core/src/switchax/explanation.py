@@ -83,6 +83,8 @@ class Explanation:
             reasons = "; ".join(map(str, self.own_refusals(candidate)))
             steps = ", ".join(map(str, candidate.plan.adaptations))
             verdict = "refuses" if candidate.refusals else "honours"
+            if candidate.entry.operation.capabilities.experimental:
+                verdict += " (experimental: only when named)"
             text = f"  {candidate.entry.qualified} ({candidate.cost}): {verdict}"
             text += f" {reasons}" if reasons else ""
             lines.append(text + (f" with {steps}" if steps else ""))

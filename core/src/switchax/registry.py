@@ -21,6 +21,13 @@ from .target import Target, current_target
 
 __all__ = ["OperationRegistry", "contested_names", "find_entry"]
 
+# Where operations of this repository come from, for the advice in errors alone.
+_OURS = {
+    "vanilla": "switchax-vanilla",
+    "sdpa": "switchax-sdpa",
+    "cudnn": "switchax-sdpa",
+}
+
 Operation = TypeVar("Operation", bound=BaseOperation)
 
 
@@ -214,7 +221,10 @@ def _unknown(name: str, entries: list[Entry], records: dict[str, PluginRecord]) 
         text += "; pip install switchax-vanilla switchax-sdpa" if not records else ""
     else:
         text = f"operation: expected one of {', '.join(known)}, got {got}"
-        text += "; see `switchax list`"
+        ours = _OURS.get(name)
+        if any(record.plugin.distribution == ours for record in records.values()):
+            ours = None  # it is there; what keeps it out is said below
+        text += f"; install {ours}" if ours else "; see `switchax list`"
     return text + unloaded_note(records)
 
 

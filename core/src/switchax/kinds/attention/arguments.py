@@ -376,8 +376,8 @@ def _q_offset(where: str, value: Any, sizes: Sizes, needed: bool) -> Any:
     if not needed:
         return None
     # Beyond every length on either side; sums with positions must not wrap.
-    low = max(-POSITION, jnp.iinfo(array.dtype).min)
-    high = min(POSITION, jnp.iinfo(array.dtype).max)
+    low = max(-POSITION, np.iinfo(array.dtype).min)
+    high = min(POSITION, np.iinfo(array.dtype).max)
     return jnp.clip(array, low, high).astype(jnp.int32)
 
 
