@@ -60,6 +60,18 @@ def test_a_bias_of_minus_infinity_beside_a_mask_hides_the_key():
     )
 
 
+def test_a_bias_of_the_smallest_number_still_beats_what_is_masked():
+    q, k, v = operands()
+    bias = jnp.full((1, 1, 6, 6), jnp.finfo(jnp.float32).min)
+    options = {"bias": bias, "causal": True, "return_lse": True}
+    found = switchax.attention(q, k, v, operation="sdpa", **options)
+    # Every visible logit rounds to the bias, so each row is the mean of what it sees.
+    counts = jnp.arange(1.0, 7.0).reshape(1, 6, 1, 1)
+    means = jnp.cumsum(v, axis=1) / counts
+    np.testing.assert_allclose(found.attention_outputs, means, atol=1e-5)
+    assert (found.lse == jnp.finfo(jnp.float32).min).all()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_lse_is_refused(dtype):
     q, k, v = operands(dtype)

@@ -5,8 +5,9 @@ What it does otherwise, measured with JAX 0.10.2 on CPU, and what is done here:
 - a row that sees no key gives the mean of value: such rows are set to 0 (R6);
 - NaN in a masked key or value leaks, forward or backward: keys that nothing sees and
   rows that see nothing are set to 0 first (R7);
-- a bias of -inf beside a mask loses against the mask's large finite number: it
-  becomes part of the mask, and a row of nothing else is empty (R6);
+- a bias of -inf, or of finfo.min, beside a mask loses against the mask's large finite
+  number: -inf becomes part of the mask, a row of nothing else is empty (R6), and the
+  mask becomes a bias of -inf;
 - the lse of half-precision inputs comes back rounded, and its derivative is dropped
   in silence: refused by the operation (R8, R11).
 
@@ -78,6 +79,10 @@ def attend(
         q = jnp.where(jnp.swapaxes(row_sees, 1, 2)[..., None], q, 0)
         key_seen = jnp.swapaxes(key_seen, 1, 2)[..., None]
         k, v = jnp.where(key_seen, k, 0), jnp.where(key_seen, v, 0)
+        if bias is not None and implementation == "xla":
+            # JAX masks with a finite number, which a bias of finfo.min falls below.
+            hidden = jnp.where(row_sees[..., None], -jnp.inf, 0).astype(jnp.float32)
+            bias, visible = jnp.where(visible, bias, hidden), None
     if window is not None:
         window = tuple(max(q_len, kv_len) if side is None else side for side in window)
     with jax.numpy_dtype_promotion("standard"):  # JAX's function relies on it
