@@ -108,6 +108,18 @@ class Capabilities:
                 "the default is ('bthd',)"
             )
         self._check_sizes()
+        for field in ("opaque", "experimental"):
+            if not isinstance(getattr(self, field), bool):
+                got = f"{field}={getattr(self, field)!r}"
+                raise RegistrationError(
+                    f"Capabilities: expected {field} to be a bool, got {got}; "
+                    "write True or False"
+                )
+        if type(self.priority) is not int:
+            raise RegistrationError(
+                f"Capabilities: expected priority to be an int, got "
+                f"priority={self.priority!r}; higher is preferred"
+            )
         if not isinstance(self.cost, Cost):
             raise RegistrationError(
                 f"Capabilities: expected cost to be a Cost, got cost={self.cost!r}; "

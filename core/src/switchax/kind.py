@@ -107,6 +107,8 @@ class OperationKind(abc.ABC):
         required: Other arguments that every forward method takes, because there is
             no value of them that means "not used".
         always: Arguments that a forward method may always take.
+        sizes: Names of the sizes that `Capabilities.multiples`, `limits` and
+            `shardable` may speak of.
         outputs: Names of the outputs that `Capabilities.differentiable` may list
             beside arguments.
 
@@ -124,6 +126,7 @@ class OperationKind(abc.ABC):
     required: tuple[str, ...] = ()
     always: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def bind(

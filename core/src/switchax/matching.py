@@ -66,7 +66,10 @@ def refusals_of(
     reasons += _limit_refusals(capabilities, request)
     if not reasons:  # its own rules may rely on the table's
         try:
-            reasons += tuple(cls.refusals(request, target))
+            own = tuple(cls.refusals(request, target))
+            if not all(isinstance(reason, Refusal) for reason in own):
+                raise TypeError(f"expected refusals of type Refusal, got {own!r}")
+            reasons += own
         except Exception as error:  # likewise
             reasons.append(_fault("fault", "refusals", error))
     return tuple(reasons)

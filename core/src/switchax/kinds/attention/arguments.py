@@ -118,8 +118,15 @@ def bind(where: str, arguments: Mapping[str, Any], metadata: OperationMetadata) 
         causal=causal,
         window=window,
         q_offset=static_offset,
-        softmax_scale=_softmax_scale(where, given["softmax_scale"], sizes.head_dim),
-        logits_soft_cap=_soft_cap(where, given["logits_soft_cap"]),
+        softmax_scale=_in_range(
+            where,
+            "softmax_scale",
+            _softmax_scale(where, given["softmax_scale"], sizes.head_dim),
+            dtype,
+        ),
+        logits_soft_cap=_in_range(
+            where, "logits_soft_cap", _soft_cap(where, given["logits_soft_cap"]), dtype
+        ),
         dropout_prob=dropout_prob,
         return_lse=as_bool(where, "return_lse", given["return_lse"]),
         return_weights=as_bool(where, "return_weights", given["return_weights"]),
@@ -397,6 +404,24 @@ def _soft_cap(where: str, value: Any) -> float | None:
         got = f"logits_soft_cap={cap}"
         raise fail_value(where, "logits_soft_cap positive", got, "None means no cap")
     return cap
+
+
+def _in_range(where: str, name: str, value: Any, dtype: str) -> Any:
+    """Returns a number that the logits' dtype can compute with, or raises.
+
+    Its square and its inverse must exist there too: tanh(x / cap) and its derivative
+    need them.
+    """
+    if not value:
+        return value
+    info = np.finfo(np.float64 if dtype == "float64" else np.float32)
+    low, high = float(info.tiny) ** 0.5, float(info.max) ** 0.5
+    if name == "softmax_scale":
+        low, high = float(info.tiny), float(info.max)
+    if low <= abs(value) <= high:
+        return value
+    rule = f"{name} between {low:.0e} and {high:.0e} in size for {info.dtype} logits"
+    raise fail_value(where, rule, f"{name}={value}", "it cannot be computed with")
 
 
 def _dropout(where: str, given: Mapping[str, Any], arrays: dict[str, Any]) -> float:

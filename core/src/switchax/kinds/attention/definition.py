@@ -29,6 +29,15 @@ class AttentionKind(OperationKind):
     required = ("softmax_scale",)
     always = ("layout", "mode")
     outputs = ("lse", "weights")
+    sizes = (
+        "batch",
+        "q_len",
+        "kv_len",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "v_head_dim",
+    )
 
     def bind(
         self, where: str, arguments_: Mapping[str, Any], metadata: OperationMetadata

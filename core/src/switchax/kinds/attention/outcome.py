@@ -63,6 +63,7 @@ def finish(
             )
     adapted = plan.request
     assert isinstance(adapted, AttentionRequest)  # narrows the type
+    _check_result(adapted, output, weights, lse)
     if plan.padding:
         length = adapted.layout.index("t")
         output = output[(slice(None),) * length + (slice(request.q_len),)]
@@ -81,6 +82,41 @@ def finish(
         weights = weights[..., : request.q_len, : request.kv_len]
         outputs["attention_weights"] = weights[0] if drop_batch else weights
     return outputs
+
+
+def _check_result(
+    request: AttentionRequest, output: Any, weights: Any, lse: Any
+) -> None:
+    """Raises unless a forward method's arrays are of the shapes it was asked for.
+
+    Args:
+        request: The request as the method saw it.
+        output: What it returned as output, of any floating dtype.
+        weights: Its probabilities, looked at if asked for.
+        lse: Its lse, looked at if asked for.
+    """
+    r = request
+    axes = {"b": r.batch, "t": r.q_len, "h": r.heads, "d": r.v_head_dim}
+    batch = () if r.layout == "thd" else (r.batch,)
+    precise = np.dtype(np.float64 if r.dtype == "float64" else np.float32)
+    expected: list[tuple[str, Any, tuple[int, ...], Any]] = [
+        ("output", output, tuple(axes[axis] for axis in r.layout), None)
+    ]
+    if r.return_weights:
+        shape = (*batch, r.heads, r.q_len, r.kv_len)
+        expected.append(("weights", weights, shape, precise))
+    if r.return_lse:
+        expected.append(("lse", lse, (*batch, r.heads, r.q_len), precise))
+    for name, array, shape, dtype in expected:
+        found = getattr(array, "shape", None), getattr(array, "dtype", None)
+        floating = found[1] is not None and jnp.issubdtype(found[1], jnp.floating)
+        if found[0] != shape or not floating or (dtype and found[1] != dtype):
+            rule = f"{name} of shape {shape} and {dtype or 'a floating dtype'}"
+            got = f"{type(array).__name__} of shape {found[0]} and dtype {found[1]}"
+            raise RegistrationError(
+                f"attention: expected {rule} from the forward method, got {got}; "
+                "it is a fault of the operation"
+            )
 
 
 def _parts(result: Any) -> tuple[Any, Any, Any]:

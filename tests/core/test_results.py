@@ -1,0 +1,103 @@
+"""A forward method's result is looked at: no wrong shape or dtype reaches a model."""
+
+import jax.numpy as jnp
+import pytest
+
+import switchax
+from switchax import ATTENTION, BaseOperation, Capabilities, RegistrationError
+
+from .standins import registration
+
+X = jnp.ones((2, 3, 2, 4))
+
+
+def operation_returning(make):
+    class Answers(BaseOperation):
+        kind = ATTENTION
+        capabilities = Capabilities(features={"lse"})
+
+        @classmethod
+        def get_impl_name(cls):
+            return "answers"
+
+        def forward_native(self, query, key, value, *, softmax_scale):
+            return make(query)
+
+    return Answers
+
+
+LSE = jnp.zeros((2, 2, 3))
+WRONG = {
+    "layout": lambda q: (q.swapaxes(1, 2), LSE),
+    "scalar": lambda q: (q.sum(), LSE),
+    "heads": lambda q: (jnp.concatenate([q, q], 2), LSE),
+    "integer": lambda q: (q.astype("int32"), LSE),
+    "complex": lambda q: (q.astype("complex64"), LSE),
+    "none": lambda q: None,
+    "list": lambda q: [q, LSE],
+    "lse of another layout": lambda q: (q, LSE.swapaxes(1, 2)),
+    "lse rounded": lambda q: (q, LSE.astype("bfloat16")),
+    "lse of integers": lambda q: (q, LSE.astype("int32")),
+    "swapped": lambda q: (LSE, q),
+}
+
+
+@pytest.mark.parametrize("make", WRONG.values(), ids=WRONG)
+def test_a_wrong_result_is_one_clear_error(make):
+    with registration() as register:
+        register(operation_returning(make))
+        with pytest.raises(RegistrationError, match="attention: expected"):
+            switchax.attention(X, X, X, operation="answers", return_lse=True)
+
+
+def test_a_right_result_passes():
+    with registration() as register:
+        register(operation_returning(lambda q: (q.astype("bfloat16"), LSE)))
+        out = switchax.attention(X, X, X, operation="answers", return_lse=True)
+    assert out.attention_outputs.dtype == X.dtype
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"multiples": {"kvlen": 4}},
+        {"limits": {"headdim": 2}},
+        {"shardable": {"hedas"}},
+    ],
+)
+def test_a_misspelt_size_does_not_register(arguments):
+    cls = operation_returning(lambda q: q)
+    cls.capabilities = Capabilities(features={"lse"}, **arguments)
+    with pytest.raises(RegistrationError, match="did you mean"):
+        switchax.OperationRegistry.register(cls)
+
+
+@pytest.mark.parametrize("field", ["opaque", "experimental", "priority"])
+def test_fields_of_another_type_are_refused(field):
+    with pytest.raises(RegistrationError, match=f"expected {field} to be"):
+        Capabilities(**{field: "high"})
+
+
+def test_refusals_that_are_none_cost_only_the_operation():
+    cls = operation_returning(lambda q: q)
+    cls.refusals = classmethod(lambda cls, request, target: ["no"])
+    with registration() as register:
+        register(cls)
+        switchax.attention(X, X, X, operation="vanilla")
+        with pytest.raises(switchax.UnsupportedError, match="type Refusal"):
+            switchax.attention(X, X, X, operation="answers")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logits_soft_cap": 1e38},
+        {"logits_soft_cap": 1e39},
+        {"logits_soft_cap": 1e-39},
+        {"softmax_scale": 1e39},
+    ],
+)
+def test_numbers_beyond_the_logits_dtype_are_errors(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} between"):
+        switchax.attention(X, X, X, **options)
