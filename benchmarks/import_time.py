@@ -4,11 +4,14 @@ Run in an environment with the plugins to be discovered (`tox -e bench-import`):
 
     python benchmarks/import_time.py [--repeats N]
 
-Every process imports jax first, so switchax's figure is what it adds to that.
+Every process imports jax first, so switchax's figure is what it adds to that. Bytecode
+is kept, as pip keeps it for an installed wheel: where PYTHONDONTWRITEBYTECODE is set,
+an editable install would be compiled anew in each process, and jax would not.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -29,6 +32,7 @@ print(json.dumps([
 ]))
 """
 
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 ROWS = (
     ("import jax", None),
     ("import switchax, beyond jax", 80.0),
@@ -39,8 +43,13 @@ ROWS = (
 
 def measure() -> tuple[list[float], list[str]]:
     """Time one fresh process: seconds for each of `ROWS`, the names discovered."""
+    environment = {k: v for k, v in os.environ.items() if k != NO_BYTECODE}
     run = subprocess.run(
-        [sys.executable, "-c", PROBE], check=True, capture_output=True, text=True
+        [sys.executable, "-c", PROBE],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     *seconds, names = json.loads(run.stdout)
     return seconds, names

@@ -402,3 +402,9 @@ def test_wide_integers_never_wrap():
             jax.jit(
                 lambda i: switchax.attention(x, x, v, q_segment_ids=i, kv_segment_ids=i)
             )(ids)
+
+
+def test_a_window_side_beyond_positions_is_an_error_that_names_none():
+    x = jnp.ones((1, 2, 1, 4))
+    with pytest.raises(ValueError, match="None on a side is unlimited"):
+        switchax.attention(x, x, x, window=(None, 2**30), q_offset=0)

@@ -1,6 +1,7 @@
 """Choices: ranked, refused, named, recorded, and held to a lock file."""
 
 import json
+import os
 import threading
 import warnings
 
@@ -312,3 +313,14 @@ def test_decisions_of_every_thread_are_recorded(register):
     for thread in threads:
         thread.join()
     assert sorted(d.request.q_len for d in decisions.recorded()) == [1, 2, 3]
+
+
+def test_a_pipe_as_lock_file_is_an_error_and_does_not_wait(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    x = jnp.ones((1, 2, 1, 4))
+    with (
+        switchax.use(lock=path),
+        pytest.raises(switchax.DecisionLockError, match="expected a file"),
+    ):
+        switchax.attention(x, x, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import stat
 import tempfile
 import threading
 from collections import OrderedDict
@@ -123,6 +124,13 @@ def _check(decision: Decision, path: Path) -> None:
             f"lock: expected a readable file, got {path} ({error.strerror}); "
             "write it with switchax.decisions.save"
         ) from error
+    if not (
+        stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    ):  # reading a pipe would wait for ever
+        raise DecisionLockError(
+            f"lock: expected a file, got {path}, which is none; "
+            "write it with switchax.decisions.save"
+        )
     row = _row(decision)
     rows = _read(path, (status.st_mtime_ns, status.st_size))
     wanted = rows.get((row["request"], row["target"]), [])

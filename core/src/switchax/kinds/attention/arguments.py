@@ -350,7 +350,11 @@ def _window_side(where: str, window: Any, side: Any) -> int | None:
         got = f"window={tuple(window)!r}"
         todo = "sides count the keys beside the row's own; None is unlimited"
         raise fail_value(where, "window sides of at least 0", got, todo)
-    return min(int(side), POSITION)
+    if side > POSITION // 2:  # an offset of -side would leave int32
+        got = f"window={tuple(window)!r}"
+        rule = f"window sides of at most {POSITION // 2}"
+        raise fail_value(where, rule, got, "None on a side is unlimited")
+    return int(side)
 
 
 def _q_offset(where: str, value: Any, sizes: Sizes, needed: bool) -> Any:
