@@ -530,3 +530,11 @@ def test_cotangents_have_the_shape_of_their_outputs():
         attention_oracle_vjp(*args, d_output=one_head(1), d_lse=[1.0])
     with pytest.raises(TypeError, match="windows"):
         attention_oracle_vjp(*args, d_output=one_head(1), windows=(1, 1))
+
+
+def test_weights_add_up_to_one_at_huge_logits():
+    x = np.ones((1, 3, 1, 2))
+    bias = np.full((1, 1, 3, 3), np.finfo(np.float32).min)
+    out = attention_oracle(x, x, x * np.arange(3.0)[:, None, None], bias=bias)
+    np.testing.assert_allclose(out.weights, 1 / 3)
+    np.testing.assert_allclose(out.output, 1.0)

@@ -57,7 +57,8 @@ class Capabilities:
             `{"kv_len": 128}`; core pads q_len, kv_len and head_dim where it can.
         limits: Largest size taken, such as `{"head_dim": 256}`.
         opaque: The partitioner cannot see into the kernel (Pallas, Triton).
-        shardable: Axes over which an opaque kernel may be sharded.
+        shardable: Axes over which an opaque kernel may be sharded. Both are checked
+            and shown, but core does not wrap opaque kernels in shard_map yet.
         forward_mode: jvp is right: True, False, or the platforms where it is.
             Elsewhere it raises.
         second_order: Likewise for derivatives of derivatives.

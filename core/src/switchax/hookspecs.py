@@ -60,7 +60,7 @@ def switchax_rank(
 
 @hookspec
 def switchax_configs(operation: str, target: Target) -> Mapping[str, Any] | None:
-    """Returns tuned configurations that the plugin ships, by request class."""
+    """Returns tuned configurations that a plugin ships. Reserved: not asked yet."""
 
 
 @hookspec
@@ -70,7 +70,7 @@ def switchax_decision(decision: Decision) -> None:
 
 @hookspec
 def switchax_cases(kind: str) -> Iterable[Any] | None:
-    """Returns further conformance cases of a kind."""
+    """Returns further conformance cases of a kind. Reserved: not asked yet."""
 
 
 @hookspec

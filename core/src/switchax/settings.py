@@ -34,7 +34,8 @@ class Settings:
         operation: Names tried in order where a call says "auto"; () ranks.
         strict: Taking a worse cost class raises instead of warning.
         force_native: Every operation runs its `forward_native`.
-        cache_dir: Where tuned configurations live; None is the user's cache folder.
+        cache_dir: Where tuned configurations will live; None is the user's cache
+            folder. Nothing is tuned yet, so nothing reads it.
         lock: A file of decisions that this run must match, or None.
         plugins: Only these plugins are loaded; None is all. Before discovery only.
         block: These plugins are not loaded. Before discovery only.

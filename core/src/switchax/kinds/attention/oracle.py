@@ -255,15 +255,18 @@ def _sinks(rules: _Rules, shape: tuple[int, ...]) -> Floats:
     return np.broadcast_to(sinks[:, None], (batch, heads, q_len, sinks.shape[1]))
 
 
-def _logsumexp(x: Floats) -> Floats:
+def _softmax(x: Floats) -> tuple[Floats, Floats]:
+    """Softmax and logsumexp of the last axis; nothing but -inf gives 0 and -inf.
+
+    The weights are divided by their sum: `exp(x - lse)` would not add up to 1 where
+    the logarithm of the sum is lost beside a huge largest logit.
+    """
     largest = x.max(axis=-1, initial=-np.inf)
     largest = np.where(largest == -np.inf, 0.0, largest)
-    return np.asarray(largest + np.log(np.exp(x - largest[..., None]).sum(axis=-1)))
-
-
-def _softmax(x: Floats, lse: Floats) -> Floats:
-    """`exp(x - lse)`, and 0 rather than NaN where the denominator is 0."""
-    return np.exp(x - np.where(lse == -np.inf, 0.0, lse)[..., None])
+    unnormalised = np.exp(x - largest[..., None])
+    total = unnormalised.sum(axis=-1)
+    lse = np.asarray(largest + np.log(total))
+    return unnormalised / np.where(total == 0, 1.0, total)[..., None], lse
 
 
 def _drop(rules: _Rules, shape: tuple[int, ...]) -> Floats:
@@ -364,7 +367,7 @@ def _forward(
     nonempty = logits.max(axis=-1, initial=-np.inf) != -np.inf
     visible &= nonempty[..., None]
     sinks = _sinks(rules, shape)
-    lse = _logsumexp(np.concatenate([logits, sinks], axis=-1))
+    probs, lse = _softmax(np.concatenate([logits, sinks], axis=-1))
     return _Trace(
         query=q,
         key=k,
@@ -373,9 +376,9 @@ def _forward(
         scale=scale,
         visible=visible,
         slope=slope,
-        probs=np.where(visible, _softmax(logits, lse), 0.0),
+        probs=np.where(visible, probs[..., : shape[3]], 0.0),
         drop=_drop(rules, shape),
-        sink_probs=_softmax(sinks, lse),
+        sink_probs=probs[..., shape[3] :],
         lse=lse,
     )
 
