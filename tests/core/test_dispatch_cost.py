@@ -286,3 +286,21 @@ def test_explain_answers_for_a_chip_that_is_not_here(register):
     assert refused["chip"] == refused["sdpa"] == refused["vanilla"] == ()
     assert [r.code for r in refused["cudnn"]] == ["platform"]
     assert "tpu:v5e" in str(there)
+
+
+def test_an_instance_changed_after_its_call_spoils_no_other():
+    class Scaled(kernel("scaled")):
+        factor = 1.0
+
+        def forward_native(self, query, key, value, *, softmax_scale):
+            return self.factor * value
+
+    with registration() as register:
+        register(Scaled)
+        x = jnp.ones((1, 2, 1, 8))
+        first, second = Scaled(), Scaled()
+        first(x, x, x)
+        first.factor = second.factor = 3.0
+        assert (second(x, x, x).attention_outputs == 3.0).all()
+        assert (first(x, x, x).attention_outputs == 3.0).all()
+        assert (Scaled()(x, x, x).attention_outputs == 1.0).all()

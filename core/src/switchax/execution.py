@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -13,9 +14,12 @@ import jax.numpy as jnp
 
 from .errors import UnsupportedError, house_message
 from .kind import Arrays, Call, Plan
-from .operation import BaseOperation, forward_parameters
+from .lowering import check_when_lowered
+from .matching import refusals_of
+from .operation import BaseOperation, forward_method, forward_parameters
 from .request import Request
 from .reverse_only import reverse_only
+from .target import PLATFORMS, Target, gpu_vendor
 
 __all__ = ["Invocation", "run"]
 
@@ -41,6 +45,9 @@ class Invocation:
 
 def run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
     """Runs an invocation on its arrays; returns the kind's outputs by name."""
+    # A copy, so that an instance changed later does not change the key of its trace.
+    operation = copy.copy(invocation.operation)
+    invocation = dataclasses.replace(invocation, operation=operation)
     outputs: dict[str, Any] = _run(invocation, arrays)
     return outputs
 
@@ -60,7 +67,39 @@ def _run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
             given = _arguments(invocation, {**operands, **static})
             result = getattr(operation, invocation.method)(**given)
             outputs = kind.finish(result, invocation.request, plan)
-    return _guard_outputs(invocation, outputs, guarded)
+    outputs = _guard_outputs(invocation, outputs, guarded)
+    check = _PlatformCheck(invocation)
+    return {
+        field: None if array is None else check_when_lowered(check, array)
+        for field, array in outputs.items()
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _PlatformCheck:
+    """Raises where what was chosen for one platform is lowered for another.
+
+    It may run there if it would run by the same method and refuse nothing.
+    """
+
+    invocation: Invocation
+
+    def __call__(self, platform: str) -> None:
+        invocation = self.invocation
+        platform = gpu_vendor() if platform == "gpu" else platform
+        if platform == invocation.platform or platform not in PLATFORMS:
+            return
+        cls, name = type(invocation.operation), invocation.operation.names()[0]
+        method = forward_method(cls, platform)
+        reasons = refusals_of(cls, invocation.plan, Target(platform), method)
+        if method != invocation.method or reasons:
+            rule = f"to be lowered for {invocation.platform}, which it was chosen for"
+            todo = (
+                "say beforehand what the program runs on: jax.set_mesh, "
+                f"jax.default_device or OperationMetadata(backend={platform!r})"
+            )
+            text = house_message(name, rule, platform, todo)
+            raise UnsupportedError(text, {name: reasons})
 
 
 def _arguments(invocation: Invocation, available: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,34 @@ def test_a_bias_of_the_smallest_number_still_beats_what_is_masked():
     np.testing.assert_allclose(found.lse, expected.lse, rtol=1e-6)
 
 
+def test_biases_near_the_smallest_number_keep_their_order_and_gradient():
+    q, k, v = operands()
+    least = float(jnp.finfo(jnp.float32).min)
+    bias = jnp.full((1, 1, 6, 6), least).at[..., 1].set(0.9 * least)
+    options = {"mask": jnp.arange(6) < 3, "bias": bias}
+    found = switchax.attention(q, k, v, operation="sdpa", **options)
+    np.testing.assert_allclose(found, jnp.broadcast_to(v[:, 1:2], v.shape), atol=1e-6)
+
+    def loss(bias, name):
+        options["bias"] = bias
+        return (switchax.attention(q, k, v, operation=name, **options) ** 2).sum()
+
+    bias = jnp.full((1, 1, 6, 6), least)
+    found, expected = (jax.grad(loss)(bias, name) for name in ("sdpa", "vanilla"))
+    assert abs(expected).max() > 0.1
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_bias_lets_no_nan_of_a_later_key_into_an_earlier_row():
+    q, k, v = operands()
+    k = k.at[:, 5].set(jnp.nan)
+    options = {"causal": True, "bias": jnp.zeros((6, 6))}
+    found = switchax.attention(q, k, v, operation="sdpa", **options)
+    expected = switchax.attention(q, k, v, operation="vanilla", **options)
+    assert np.isfinite(found[:, :5]).all()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_lse_is_refused(dtype):
     q, k, v = operands(dtype)
@@ -87,10 +115,12 @@ def test_half_precision_lse_is_refused(dtype):
         ("cuda:h100", {"head_dim": 60}, "head_dim"),
         ("cuda:h100", {"has_mask": True, "q_len": 7}, "q_len, kv_len with a mask"),
         ("cuda:h100", {"causal": False, "window": (2, 2)}, "window"),
+        ("cuda:h100", {"dtype": "float16", "has_mask": True}, "dtype with a mask"),
     ],
 )
 def test_cudnn_refuses_what_jax_would_raise_for(target, change, field):
     fits = {
+        "dtype": "bfloat16",
         "q_len": 8,
         "kv_len": 8,
         "head_dim": 64,

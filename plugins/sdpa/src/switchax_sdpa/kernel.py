@@ -5,9 +5,9 @@ What it does otherwise, measured with JAX 0.10.2 on CPU, and what is done here:
 - a row that sees no key gives the mean of value: such rows are set to 0 (R6);
 - NaN in a masked key or value leaks, forward or backward: keys that nothing sees and
   rows that see nothing are set to 0 first (R7);
-- a bias of -inf, or of finfo.min, beside a mask loses against the mask's large finite
-  number: -inf becomes part of the mask, a row of nothing else is empty (R6), and the
-  mask becomes a bias of -inf;
+- a bias of -inf, or near finfo.min, loses against the number that JAX masks with, 0.7
+  of finfo.min: -inf becomes part of the mask, a row of nothing else is empty (R6), and
+  a bias near finfo.min is brought above that number;
 - the lse of half-precision inputs comes back rounded, and its derivative is dropped
   in silence: refused by the operation (R8, R11).
 
@@ -27,6 +27,10 @@ from switchax.kinds.attention import position_mask, seen, sees_everything
 __all__ = ["Implementation", "attend"]
 
 Implementation = Literal["xla", "cudnn"]
+
+# A quarter of float32's range; JAX masks with 0.7 of it. Halves of powers of two are
+# exact: a logit that two fusions round in two ways would be NaN out there.
+LOW = -(2.0**126)
 
 
 def attend(
@@ -70,6 +74,8 @@ def attend(
         if implementation == "xla":  # first: its gradient is summed in this dtype
             bias = bias.astype(jnp.float32)
         bias, visible = _without_infinities(bias, visible)
+        if implementation == "xla":
+            bias = _above_masked(bias)
     row_sees = None
     if visible is not None:
         if causal or window:  # an empty row may come of the two together
@@ -79,10 +85,6 @@ def attend(
         q = jnp.where(jnp.swapaxes(row_sees, 1, 2)[..., None], q, 0)
         key_seen = jnp.swapaxes(key_seen, 1, 2)[..., None]
         k, v = jnp.where(key_seen, k, 0), jnp.where(key_seen, v, 0)
-        if bias is not None and implementation == "xla":
-            # JAX masks with a finite number, which a bias of finfo.min falls below.
-            hidden = jnp.where(row_sees[..., None], -jnp.inf, 0).astype(jnp.float32)
-            bias, visible = jnp.where(visible, bias, hidden), None
     if window is not None:
         window = tuple(max(q_len, kv_len) if side is None else side for side in window)
     with jax.numpy_dtype_promotion("standard"):  # JAX's function relies on it
@@ -101,6 +103,9 @@ def attend(
     output, lse = result if return_lse else (result, None)
     if lse is not None:
         lse = jnp.swapaxes(lse, 1, 2).astype(jnp.float32)
+        if bias is not None:
+            further = jnp.maximum(2 * lse - LOW, jnp.finfo(jnp.float32).min)
+            lse = jnp.where(lse < LOW, further, lse)
     if row_sees is not None:
         output = jnp.where(jnp.swapaxes(row_sees, 1, 2)[..., None], output, 0)
         lse = None if lse is None else jnp.where(row_sees, lse, -jnp.inf)
@@ -112,3 +117,12 @@ def _without_infinities(bias: Array, visible: Array | None) -> tuple[Array, Arra
     allowed = bias != -jnp.inf
     visible = allowed if visible is None else visible & allowed
     return jnp.where(visible, bias, 0), visible
+
+
+def _above_masked(bias: Array) -> Array:
+    """Brings a bias near finfo.min above what JAX masks with, in the same order.
+
+    Out there a logit is its bias: floats lie further apart than the softmax can tell.
+    """
+    nearer = jnp.where(bias < LOW, bias / 2 + LOW / 2, bias)
+    return bias + jax.lax.stop_gradient(nearer - bias)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 from jax import Array
 
 from switchax import (
@@ -17,8 +19,10 @@ from switchax import (
     Refusal,
     Request,
     Target,
+    UnsupportedError,
     current_target,
 )
+from switchax.errors import house_message
 from switchax.kinds.attention import sees_everything
 
 from .kernel import Implementation, attend
@@ -67,6 +71,7 @@ class SdpaAttention(BaseOperation):
         if request.dtype == "float16" and target.platform in ("cpu", "tpu"):
             hint = "JAX asks for a product that the platform lacks; cast to float32"
             yield Refusal("rule", "dtype", "float16", "bfloat16, float32", hint)
+        yield from symbolic_refusals(request)
         if "lse" in request.features and request.dtype != "float32":
             hint = "its lse is rounded to the operands' dtype; cast to float32"
             yield Refusal(
@@ -117,9 +122,12 @@ class SdpaAttention(BaseOperation):
         fits = (
             bias is None  # its gradient is not always there
             and not return_lse
+            and all(isinstance(n, int) for n in (*query.shape, *key.shape))
+            and not cudnn_problem()
             and query.dtype.name in CudnnAttention.capabilities.dtypes
             and not cudnn_refusals(
                 current_target(),
+                dtype=query.dtype.name,
                 q_len=query.shape[1],
                 kv_len=key.shape[1],
                 head_dim=query.shape[3],
@@ -165,8 +173,12 @@ class CudnnAttention(BaseOperation):
     def refusals(cls, request: Request, target: Target) -> Iterable[Refusal]:
         """Refuses what cuDNN's fused attention cannot do on the target."""
         assert isinstance(request, AttentionRequest)  # narrows the type
+        symbols = [axis for axis, n in request.sizes.items() if not isinstance(n, int)]
+        if symbols:
+            return list(map(functools.partial(_symbolic, request), symbols))
         return cudnn_refusals(
             target,
+            dtype=request.dtype,
             q_len=request.q_len,
             kv_len=request.kv_len,
             head_dim=request.head_dim,
@@ -188,6 +200,10 @@ class CudnnAttention(BaseOperation):
         window: tuple[int | None, int | None] | None,
     ) -> Any:
         """Computes attention by cuDNN; see `switchax.attention` for the arguments."""
+        if problem := cudnn_problem():
+            rule, got = "a JAX that can call cuDNN", f"one that says: {problem}"
+            todo = "install JAX for CUDA, or choose 'sdpa'"
+            raise UnsupportedError(house_message("cudnn", rule, got, todo))
         return _attend(
             "cudnn",
             query,
@@ -202,9 +218,38 @@ class CudnnAttention(BaseOperation):
         )
 
 
+def symbolic_refusals(request: Request) -> Iterable[Refusal]:
+    """Refuses symbolic lengths where it depends on them what a position hides."""
+    if {"causal", "window"} & request.features:
+        for axis in ("q_len", "kv_len"):
+            if not isinstance(request.sizes[axis], int):
+                yield _symbolic(request, axis)
+
+
+def _symbolic(request: Request, axis: str) -> Refusal:
+    hint = "it is a symbol of jax.export; choose another operation, such as 'vanilla'"
+    return Refusal("rule", axis, str(request.sizes[axis]), "a number", hint)
+
+
+@functools.cache
+def cudnn_problem() -> str:
+    """Returns why JAX cannot call cuDNN here, or "".
+
+    A program for CUDA may be made on a machine without it, so no refusal can tell.
+    """
+    x = jax.ShapeDtypeStruct((1, 64, 1, 64), "bfloat16")
+    attend = functools.partial(jax.nn.dot_product_attention, implementation="cudnn")
+    try:
+        jax.eval_shape(attend, x, x, x)
+    except RuntimeError as error:
+        return str(error).strip().rstrip(".")
+    return ""
+
+
 def cudnn_refusals(
     target: Target,
     *,
+    dtype: str,
     q_len: int,
     kv_len: int,
     head_dim: int,
@@ -216,6 +261,7 @@ def cudnn_refusals(
 
     Args:
         target: Its generation sets the largest head_dim.
+        dtype: Of query, key and value.
         q_len: Query rows.
         kv_len: Keys.
         head_dim: Of query, key and value.
@@ -239,6 +285,9 @@ def cudnn_refusals(
         reasons.append(Refusal("rule", "head_dim", str(head_dim), allowed))
     # A position mask that leaves rows empty is added to the mask, so lengths count.
     masked = has_mask or not sees_everything(q_len, kv_len, causal, window)
+    if masked and dtype == "float16":
+        hint = "JAX masks by adding -45853, which such logits reach; use bfloat16"
+        reasons.append(Refusal("rule", "dtype with a mask", dtype, "bfloat16", hint))
     if masked and (q_len % 2 or kv_len % 2):
         lengths = f"{q_len}, {kv_len}"
         reasons.append(Refusal("rule", "q_len, kv_len with a mask", lengths, "even"))
