@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from .errors import RegistrationError, near_miss
 from .target import PLATFORMS
@@ -31,13 +32,17 @@ class Cost(enum.IntEnum):
         return self.name.lower()
 
 
-def _names(value: Iterable[str], what: str) -> frozenset[str]:
+def _names(value: Any, what: str) -> frozenset[str]:
+    todo = "write the names as str, in braces"
     if isinstance(value, str):
-        raise RegistrationError(
-            f"Capabilities: expected {what} to be a set of names, got {value!r}; "
-            f"write {{{value!r}}}"
-        )
-    return frozenset(value)
+        todo = f"write {{{value!r}}}"
+    elif isinstance(value, Iterable):
+        names = list(value)
+        if all(isinstance(name, str) for name in names):
+            return frozenset(names)
+    raise RegistrationError(
+        f"Capabilities: expected {what} to be a set of names, got {value!r}; {todo}"
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,8 +71,8 @@ class Capabilities:
         priority: Among equals of one cost class the higher one is preferred.
 
     Raises:
-        RegistrationError: For an unknown platform, dtype or layout, or a bare string
-            where a set of names belongs.
+        RegistrationError: For an unknown platform, dtype or layout, for none at all,
+            or a wrong type, such as a bare string where a set of names belongs.
 
     Example:
         >>> Capabilities(platforms={"gpu"}, dtypes={"bfloat16"}).platforms
@@ -96,18 +101,15 @@ class Capabilities:
         for field in ("platforms", "forward_mode", "second_order"):
             self._expand_platforms(field)
         self._check("dtypes", self.dtypes, DTYPES)
-        if isinstance(self.layouts, str):
+        if not isinstance(self.layouts, Sequence) or isinstance(self.layouts, str):
+            layout = self.layouts if isinstance(self.layouts, str) else "bthd"
             raise RegistrationError(
                 f"Capabilities: expected layouts to be a tuple, got {self.layouts!r}; "
-                f"write ({self.layouts!r},)"
+                f"write ({layout!r},)"
             )
         object.__setattr__(self, "layouts", tuple(self.layouts))
         self._check("layouts", self.layouts, LAYOUTS)
-        if not self.layouts:
-            raise RegistrationError(
-                "Capabilities: expected at least one layout, got none; "
-                "the default is ('bthd',)"
-            )
+        self._check_some()
         self._check_sizes()
         for field in ("opaque", "experimental"):
             if not isinstance(getattr(self, field), bool):
@@ -144,9 +146,29 @@ class Capabilities:
             names = (names - {"gpu"}) | {"cuda", "rocm"}
         object.__setattr__(self, field, frozenset(names))
 
+    def _check_some(self) -> None:
+        """An operation that lacks all of one of these could never run."""
+        for field, default in (
+            ("platforms", "{'any'}"),
+            ("dtypes", "{'bfloat16', 'float32'}"),
+            ("layouts", "('bthd',)"),
+        ):
+            if not getattr(self, field):
+                raise RegistrationError(
+                    f"Capabilities: expected at least one of {field}, got none, "
+                    f"so it runs nowhere; the default is {default}"
+                )
+
     def _check_sizes(self) -> None:
         for field in ("multiples", "limits"):
-            sizes = dict(getattr(self, field))
+            sizes = getattr(self, field)
+            if not isinstance(sizes, Mapping):
+                raise RegistrationError(
+                    f"Capabilities: expected {field} to be a mapping from axis to int, "
+                    f"got {field}={sizes!r}; write {{'head_dim': 128}}"
+                )
+            _names(sizes, field)
+            sizes = dict(sizes)
             for name, number in sizes.items():
                 if type(number) is not int or number < 1:
                     raise RegistrationError(
@@ -158,8 +180,8 @@ class Capabilities:
     @staticmethod
     def _check(field: str, names: Iterable[str], known: frozenset[str]) -> None:
         for name in names:
-            if name not in known:
+            if not isinstance(name, str) or name not in known:
                 raise RegistrationError(
                     f"Capabilities: expected {field} of {sorted(known)}, got {name!r}"
-                    f"{near_miss(name, known)}; correct the declaration"
+                    f"{near_miss(str(name), known)}; correct the declaration"
                 )

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .errors import house_message, near_miss
-from .metadata import OperationMetadata
+from .target import first_device
+
+if TYPE_CHECKING:
+    from .metadata import OperationMetadata
 
 __all__ = [
     "as_array",
@@ -23,6 +26,7 @@ __all__ = [
     "check_keywords",
     "fail_type",
     "fail_value",
+    "is_integer",
 ]
 
 
@@ -78,6 +82,8 @@ def as_bool(where: str, name: str, value: Any) -> bool:
 
 def as_metadata(where: str, metadata: Any) -> OperationMetadata:
     """Returns the metadata, the default for None, or raises a TypeError."""
+    from .metadata import OperationMetadata  # which imports this module
+
     if metadata is None:
         return OperationMetadata()
     if isinstance(metadata, OperationMetadata):
@@ -95,21 +101,11 @@ def as_number(where: str, name: str, value: Any, todo: str) -> float:
         value: A number, or a concrete array of one number.
         todo: What to do about a traced value.
     """
-    traced = isinstance(value, jax.core.Tracer)
-    is_number = isinstance(value, int | float | np.number) or (
-        isinstance(value, np.ndarray | jax.Array) and not traced and value.ndim == 0
-    )
-    is_number = is_number and not np.iscomplexobj(value)
-    if isinstance(value, bool | np.bool_) or not is_number:
+    if isinstance(value, bool | np.bool_) or not _is_number(value):
         got = f"{name}={_brief(value)}"
         raise fail_type(where, f"{name} to be a static real number", got, todo)
     try:
         number = float(value)
-    except TypeError:  # an array of keys
-        got = f"{name}={value!r}"
-        raise fail_type(
-            where, f"{name} to be a static real number", got, todo
-        ) from None
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
@@ -118,23 +114,69 @@ def as_number(where: str, name: str, value: Any, todo: str) -> float:
     return number
 
 
-def as_array(where: str, name: str, value: Any) -> Any:
-    """Returns a JAX array or tracer, or raises a TypeError for anything else."""
+def _is_number(value: Any) -> bool:
+    """Whether it is one real number, known when the program is compiled."""
+    if isinstance(value, jax.core.Tracer | np.ma.MaskedArray | np.timedelta64):
+        return False
+    if isinstance(value, int | float | np.number):
+        return not np.iscomplexobj(value)
+    if not isinstance(value, np.ndarray | jax.Array) or value.ndim:
+        return False
+    # Numpy takes a time difference for an integer; bfloat16 only JAX for a number.
+    integer = jnp.issubdtype(value.dtype, jnp.integer) and value.dtype.kind != "m"
+    return integer or bool(jnp.issubdtype(value.dtype, jnp.floating))
+
+
+def is_integer(value: Any) -> bool:
+    """Whether it is one whole number, of Python or numpy, known beforehand."""
+    whole = isinstance(value, int | np.integer)
+    return whole and not isinstance(value, bool | np.timedelta64)
+
+
+def as_array(where: str, name: str, value: Any, todo: str = "") -> Any:
+    """Returns a JAX array or tracer, or raises for anything else.
+
+    Args:
+        where: Who was called.
+        name: The argument.
+        value: An array of JAX or numpy, or what makes itself one.
+        todo: What to do about something else; by default, to make it an array.
+
+    Raises:
+        TypeError: For what is no array, or one that JAX cannot hold as it is.
+        ValueError: For an array that was deleted or donated.
+    """
+    if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
+        value = value.__jax_array__()
     if isinstance(value, jax.Array):
+        _check_alive(where, name, value)
         return value
+    if isinstance(value, np.ma.MaskedArray):
+        got = f"{name}, which is a masked array of numpy"
+        todo = f"its mask would be lost: pass {name}.filled(...), and hide keys by mask"
+        raise fail_type(where, f"{name} to be an array", got, todo)
     if isinstance(value, np.ndarray | np.generic):
         try:
             return jnp.asarray(value)
-        except TypeError:
-            pass
-    if hasattr(value, "__jax_array__"):
-        return value.__jax_array__()
+        except (TypeError, ValueError):
+            first_device()  # raises what it was, if JAX cannot start
+            got = f"{name} of dtype {value.dtype}"
+            todo = todo or "cast it, for example to float32"
+            rule = f"{name} to be of a dtype that JAX has"
+            raise fail_type(where, rule, got, todo) from None
     raise fail_type(
         where,
         f"{name} to be an array",
         f"{name}={_brief(value)}",
-        f"pass {name}=jnp.asarray(...)",
+        todo or f"pass {name}=jnp.asarray(...)",
     )
+
+
+def _check_alive(where: str, name: str, array: jax.Array) -> None:
+    if not isinstance(array, jax.core.Tracer) and array.is_deleted():
+        got = f"{name}, which was deleted or donated"
+        todo = "keep a copy, or do not donate it"
+        raise fail_value(where, f"{name} to be an array", got, todo)
 
 
 def _brief(value: Any) -> str:

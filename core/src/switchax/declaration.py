@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any
 
 from .capabilities import Capabilities
 from .errors import RegistrationError, near_miss
@@ -21,17 +22,24 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _RESERVED = frozenset({"auto"})
 
 
-def check_operation(cls: type[BaseOperation]) -> None:
-    """Raises a RegistrationError if a class contradicts itself or its kind."""
+def check_operation(cls: type[BaseOperation]) -> tuple[str, ...]:
+    """Returns a class's names.
+
+    Raises:
+        RegistrationError: If it contradicts itself or its kind.
+    """
     if not (isinstance(cls, type) and issubclass(cls, BaseOperation)):
         raise RegistrationError(
             f"register: expected a subclass of BaseOperation, got {cls!r}; "
             "derive from switchax.BaseOperation"
         )
     _check_attributes(cls)
-    _check_names(cls)
+    names = _checked_names(cls)
+    _check_init(cls)
+    _check_config_class(cls)
     _check_features(cls)
     _check_methods(cls)
+    return names
 
 
 def _fail(
@@ -51,12 +59,18 @@ def _check_attributes(cls: type[BaseOperation]) -> None:
         raise _fail(cls, "no abstract methods", missing, "define them")
 
 
-def _check_names(cls: type[BaseOperation]) -> None:
+def _checked_names(cls: type[BaseOperation]) -> tuple[str, ...]:
     try:
         names = cls.get_impl_name()
     except TypeError as error:
         rule = "get_impl_name to be a classmethod without arguments"
         raise _fail(cls, rule, str(error), "decorate it with @classmethod") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        got = f"{type(error).__name__}: {error}"
+        todo = "return constants"
+        raise _fail(cls, "get_impl_name() to return names", got, todo) from error
     as_tuple = (names,) if isinstance(names, str) else names
     if not isinstance(as_tuple, tuple) or not as_tuple:
         rule = "get_impl_name() to return a str or a tuple of str"
@@ -67,6 +81,30 @@ def _check_names(cls: type[BaseOperation]) -> None:
             raise _fail(cls, rule, repr(name), "choose another")
     if len(set(as_tuple)) < len(as_tuple):
         raise _fail(cls, "names to differ", repr(names), "say each once")
+    return as_tuple
+
+
+def _check_init(cls: type[BaseOperation]) -> None:
+    signature = inspect.signature(cls)
+    try:
+        signature.bind(None)
+        signature.bind()
+    except TypeError as error:
+        rule = "__init__ to take metadata=None, and no more that must be given"
+        got, todo = f"{signature}", "keep what BaseOperation takes"
+        raise _fail(cls, rule, got, todo) from error
+
+
+def _check_config_class(cls: type[BaseOperation]) -> None:
+    config: Any = cls.config_class
+    if config is None:
+        return
+    if not isinstance(config, type) or not hasattr(config, "__dataclass_params__"):
+        todo = "set it to a class with @dataclasses.dataclass(frozen=True)"
+        raise _fail(cls, "config_class to be a dataclass", repr(config), todo)
+    if not config.__dataclass_params__.frozen or config.__hash__ is None:
+        got, todo = config.__qualname__, "add frozen=True: a config is a key of jit"
+        raise _fail(cls, "config_class to be frozen and hashable", got, todo)
 
 
 def _check_features(cls: type[BaseOperation]) -> None:

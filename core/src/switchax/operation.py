@@ -12,6 +12,7 @@ from .checks import as_metadata
 from .errors import Refusal, UnsupportedError
 from .kind import OperationKind
 from .metadata import OperationMetadata
+from .metadata.configs import check_configs, config_of
 from .request import Request
 from .target import Target, current_target
 
@@ -35,6 +36,10 @@ class BaseOperation(abc.ABC):
     the kind's arrays, its required arguments, and exactly the arguments of the
     features declared; core has normalised them and brought them to the declared
     layout and sizes. It returns the output, or `(output, lse)` with feature "lse".
+
+    A subclass that can be tuned sets `config_class`, a frozen dataclass that checks
+    itself; an instance reads the one in its `metadata.operation_configs` as
+    `self.config`, None without one.
 
     Instances are frozen by convention: two of one class with equal attributes share
     compiled programs.
@@ -65,9 +70,14 @@ class BaseOperation(abc.ABC):
 
     kind: ClassVar[OperationKind]
     capabilities: ClassVar[Capabilities]
+    config_class: ClassVar[type | None] = None
+    """A frozen dataclass that checks itself; None if there is nothing to configure."""
 
     def __init__(self, metadata: OperationMetadata | None = None) -> None:
-        self.metadata = as_metadata(self.names()[0], metadata)
+        name = self.names()[0]
+        self.metadata = as_metadata(name, metadata)
+        if self.metadata.operation_configs:
+            check_configs(name, self.metadata, type(self))
 
     @classmethod
     @abc.abstractmethod
@@ -106,8 +116,7 @@ class BaseOperation(abc.ABC):
     @property
     def config(self) -> Any:
         """The explicit configuration for this operation, by any of its names."""
-        configs = self.metadata.operation_configs
-        return next((configs[name] for name in self.names() if name in configs), None)
+        return config_of(type(self), self.metadata)
 
     def current_backend(self) -> str:
         """Returns the platform whose forward method runs."""

@@ -51,6 +51,8 @@ class Entry:
 
 _lock = threading.RLock()
 _operations: dict[type[BaseOperation], FoundPlugin | None] = {}
+# As they were when it was registered: asked again, a plugin's code could raise.
+_names: dict[type[BaseOperation], tuple[str, ...]] = {}
 _kinds: dict[str, OperationKind] = {}
 _kind_owners: dict[str, FoundPlugin | None] = {}
 _plugins: list[FoundPlugin] = []
@@ -97,21 +99,27 @@ def add_operation(cls: type[BaseOperation]) -> None:
     Raises:
         RegistrationError: If the class contradicts itself or its kind.
     """
-    check_operation(cls)
+    names = check_operation(cls)
     with _lock:
         for known, loader in list(_operations.items()):
-            if known is cls or known.names()[0] != cls.names()[0]:
+            if known is cls or _names[known][0] != names[0]:
                 continue
             if _origin(known) == _origin(cls):  # a module reloaded, a cell run again
-                del _operations[known]
+                _forget(known)
             elif _same_plugin(known, loader, cls):
                 raise RegistrationError(
                     f"{cls.__qualname__}: expected a canonical name of its own, got "
-                    f"{cls.names()[0]!r}, which {known.__module__}."
+                    f"{names[0]!r}, which {known.__module__}."
                     f"{known.__qualname__} of the same plugin has; choose another"
                 )
         _operations.setdefault(cls, _loading.get())
+        _names[cls] = names
         _generation[0] += 1
+
+
+def _forget(cls: type[BaseOperation]) -> None:
+    _operations.pop(cls, None)
+    _names.pop(cls, None)
 
 
 def _origin(cls: type[BaseOperation]) -> tuple[str, str]:
@@ -151,7 +159,7 @@ def add_kind(kind: OperationKind) -> None:
 def remove_operation(cls: type[BaseOperation]) -> None:
     """Takes an operation out again, for tests and notebooks."""
     with _lock:
-        _operations.pop(cls, None)
+        _forget(cls)
         _generation[0] += 1
 
 
@@ -160,7 +168,7 @@ def roll_back(plugin: FoundPlugin) -> None:
     with _lock:
         for cls, loader in list(_operations.items()):
             if _owner(cls.__module__, loader) == plugin:
-                del _operations[cls]
+                _forget(cls)
         for name, loader in list(_kind_owners.items()):
             if loader == plugin:
                 del _kinds[name], _kind_owners[name]
@@ -197,12 +205,12 @@ def entries() -> list[Entry]:
             owner = _owner(cls.__module__, loader)
             if owner is None:
                 package = cls.__module__.partition(".")[0]
-                found.append(Entry(cls, cls.names(), package))
+                found.append(Entry(cls, _names[cls], package))
             elif owner.key not in _barred:
                 found.append(
                     Entry(
                         cls,
-                        cls.names(),
+                        _names[cls],
                         owner.name,
                         owner.distribution,
                         owner.version,

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from . import registrations
+from .checks import as_metadata, fail_type, fail_value
 from .errors import (
     ContestedNameError,
+    RegistrationError,
     UnknownOperationError,
     UnsupportedError,
+    house_message,
     near_miss,
 )
+from .kind import OperationKind
 from .loading import PluginRecord, ensure_loaded
 from .matching import availability
 from .metadata import OperationMetadata
@@ -19,7 +23,15 @@ from .registrations import Entry
 from .settings import normalised
 from .target import Target, current_target
 
-__all__ = ["OperationRegistry", "contested_names", "find_entry"]
+__all__ = [
+    "OperationRegistry",
+    "check_keeps_metadata",
+    "claimants",
+    "contested_names",
+    "create_from",
+    "find_entry",
+    "find_kind",
+]
 
 # Where operations of this repository come from, for the advice in errors alone.
 _OURS = {
@@ -57,7 +69,17 @@ class OperationRegistry:
 
     @staticmethod
     def unregister(cls: type[BaseOperation]) -> None:
-        """Takes an operation class out again, for tests and notebooks."""
+        """Takes an operation class out again, for tests and notebooks.
+
+        Args:
+            cls: The class; one that is not registered is passed over.
+
+        Raises:
+            TypeError: If it is no operation class.
+        """
+        if not (isinstance(cls, type) and issubclass(cls, BaseOperation)):
+            rule, todo = "a subclass of BaseOperation", "pass the class, not its name"
+            raise fail_type("unregister", rule, repr(cls), todo)
         registrations.remove_operation(cls)
 
     @staticmethod
@@ -82,19 +104,28 @@ class OperationRegistry:
         Args:
             name: As in `get`.
             metadata: Handed to the operation; its backend counts as the target.
+
+        Raises:
+            TypeError: If metadata is none.
+            RegistrationError: If the operation cannot be created, by its own fault.
         """
-        backend = metadata.backend if metadata is not None else None
-        target = current_target(backend=backend)
-        return find_entry(name, target).operation(metadata)
+        metadata = as_metadata("create", metadata)
+        target = current_target(backend=metadata.backend)
+        return create_from(find_entry(name, target), metadata)
 
     @staticmethod
-    def list_implementations(kind: str | None = None) -> list[str]:
+    def list_implementations(kind: str | OperationKind | None = None) -> list[str]:
         """Returns the names that can be used now, canonical and shared, sorted.
 
         Args:
-            kind: Only operations of this kind; None for all.
+            kind: Only operations of this kind, by name or itself; None for all.
+
+        Raises:
+            TypeError: If kind is neither.
+            ValueError: If no plugin brings a kind of the name.
         """
         ensure_loaded()
+        wanted = None if kind is None else find_kind("list_implementations", kind)
         target = current_target()
         usable = []
         for name in {name for entry in registrations.entries() for name in entry.names}:
@@ -104,7 +135,7 @@ class OperationRegistry:
                 continue
             if availability(entry.operation, target):
                 continue
-            if kind is None or entry.operation.kind.name == kind:
+            if wanted is None or entry.operation.kind is wanted:
                 usable.append(name)
         return sorted(usable)
 
@@ -114,6 +145,31 @@ class OperationRegistry:
         from .explanation import explain
 
         return explain(*args, **kwargs)
+
+
+def find_kind(where: str, kind: Any) -> OperationKind:
+    """Returns the kind of a name, or the kind itself.
+
+    Args:
+        where: Who was called, for messages.
+        kind: A name or an instance.
+
+    Raises:
+        TypeError: If it is neither.
+        ValueError: If no plugin brings a kind of the name.
+    """
+    if isinstance(kind, OperationKind):
+        return kind
+    if not isinstance(kind, str):
+        got = f"kind={kind!r} ({type(kind).__name__})"
+        raise fail_type(where, "kind to be a name", got, "for example 'attention'")
+    ensure_loaded()
+    known = registrations.kinds()
+    if kind not in known:
+        rule = f"a kind of {', '.join(sorted(known))}"
+        got = f"kind={kind!r}{near_miss(kind, known)}"
+        raise fail_value(where, rule, got, "install the plugin that brings it")
+    return known[kind]
 
 
 def find_entry(name: str, target: Target, kind: str | None = None) -> Entry:
@@ -143,6 +199,62 @@ def find_entry(name: str, target: Target, kind: str | None = None) -> Entry:
             f"{entry.operation.kind.name!r}; see `switchax list`"
         )
     return entry
+
+
+def create_from(entry: Entry, metadata: OperationMetadata | None) -> BaseOperation:
+    """Returns an instance of an operation; says whose fault it is if there is none.
+
+    Raises:
+        RegistrationError: If its `__init__` raises something but an error of its own
+            in the house form, or keeps no metadata.
+    """
+    try:
+        operation = entry.operation(metadata)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception) and str(error).startswith(f"{entry.name}: "):
+            raise
+        raised = " ".join(f"{type(error).__name__}: {error}".split())
+        got = f"{raised} from __init__"
+        todo = "upgrade or block its plugin"
+        rule = "an operation that can be created"
+        text = house_message(entry.qualified, rule, got, todo)
+        raise RegistrationError(text) from error
+    check_keeps_metadata(entry.qualified, operation)
+    return operation
+
+
+def check_keeps_metadata(where: str, operation: BaseOperation) -> None:
+    """Raises a RegistrationError if an instance's `__init__` left its base's out."""
+    if not isinstance(getattr(operation, "metadata", None), OperationMetadata):
+        rule, got = "an operation that keeps its metadata", "one that does not"
+        todo = "its __init__ must call super().__init__(metadata)"
+        raise RegistrationError(house_message(where, rule, got, todo))
+
+
+def claimants(name: str) -> list[Entry]:
+    """Returns every operation that a name may mean, whatever the target.
+
+    Args:
+        name: Canonical or shared name, or `plugin:operation`.
+
+    Raises:
+        UnknownOperationError: If no operation has the name.
+        ContestedNameError: If it is no shared name, and several claim it.
+    """
+    records = ensure_loaded()
+    entries, name = registrations.entries(), name.strip()
+    if ":" in name:
+        found = _qualified(name, entries)
+    else:
+        found = [entry for entry in entries if name in entry.names]
+    if not found:
+        raise UnknownOperationError(_unknown(name, entries, records))
+    owned = ":" in name or any(entry.name == name for entry in found)
+    if len(found) > 1 and owned:
+        raise ContestedNameError(_contested(name, found, ""))
+    return found
 
 
 def _find(name: str, target: Target, records: dict[str, PluginRecord]) -> Entry:

@@ -70,7 +70,7 @@ class PartitionManager:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.paxis,)
+        return unrecorded_manager, (self.paxis,)
 
     def __enter__(self) -> Self:
         context.enter(self)
@@ -218,7 +218,8 @@ class PartitionManager:
         return cls.from_dict(read_object("PartitionManager.from_json", text))
 
 
-def _restored(paxis: PartitionAxis) -> PartitionManager:
+def unrecorded_manager(paxis: PartitionAxis) -> PartitionManager:
+    """Makes a manager that does not count as the one last made."""
     manager = object.__new__(PartitionManager)
     object.__setattr__(manager, "paxis", paxis)
     return manager

@@ -6,6 +6,7 @@ value and what to do.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +24,10 @@ from switchax.checks import (
     check_keywords,
     fail_type,
     fail_value,
+    is_integer,
 )
 from switchax.kind import Call
+from switchax.metadata.precision import check_softmax_dtype, runtime_dtype_name
 from switchax.request import ArraySpec
 
 from .request import AttentionRequest, Window
@@ -96,6 +99,7 @@ def bind(where: str, arguments: Mapping[str, Any], metadata: OperationMetadata) 
     arrays = _operands(where, given)
     sizes = _sizes(where, arrays, layout)
     dtype = _dtype(where, arrays, metadata)
+    check_softmax_dtype(where, metadata, dtype)
     arrays |= _logit_arrays(where, given, sizes, layout)
     arrays |= _token_arrays(where, given, sizes, layout)
     causal = as_bool(where, "causal", given["causal"])
@@ -200,8 +204,9 @@ def _check_equal(
 
 
 def _dtype(where: str, arrays: Mapping[str, Any], metadata: OperationMetadata) -> str:
-    if metadata.runtime_dtype is not None:
-        return str(np.dtype(jax.dtypes.canonicalize_dtype(metadata.runtime_dtype)))
+    runtime_dtype = runtime_dtype_name(where, metadata)
+    if runtime_dtype is not None:
+        return runtime_dtype
     dtypes = {name: np.dtype(arrays[name].dtype).name for name in OPERANDS}
     if len(set(dtypes.values())) > 1:
         got = ", ".join(f"{name}={dtype}" for name, dtype in dtypes.items())
@@ -322,7 +327,7 @@ def _narrowed(where: str, name: str, value: Any, array: Any) -> Any:
 def _window(where: str, window: Any) -> Window | None:
     if window is None:
         return None
-    if isinstance(window, int | np.integer) and not isinstance(window, bool):
+    if is_integer(window):
         raise fail_type(
             where,
             "window as a pair (left, right)",
@@ -342,7 +347,7 @@ def _window(where: str, window: Any) -> Window | None:
 def _window_side(where: str, window: Any, side: Any) -> int | None:
     if side is None:
         return None
-    if isinstance(side, bool | np.bool_) or not isinstance(side, int | np.integer):
+    if not is_integer(side):
         got = f"window={window!r}"
         todo = "its sides are static; None is unlimited"
         raise fail_type(where, "window as a pair (left, right) of ints", got, todo)
@@ -369,7 +374,7 @@ def _q_offset(where: str, value: Any, sizes: Sizes, needed: bool) -> Any:
                 f"={sizes.kv_len - sizes.q_len} to align the last",
             )
         return 0 if needed else None
-    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+    if is_integer(value):
         if not -POSITION <= value <= POSITION:
             got = f"q_offset={value}"
             raise fail_value(where, "q_offset within int32", got, "it is a position")
@@ -394,6 +399,10 @@ def _q_offset(where: str, value: Any, sizes: Sizes, needed: bool) -> Any:
 
 def _softmax_scale(where: str, value: Any, head_dim: int) -> float:
     if value is None:
+        if not isinstance(head_dim, int):  # symbolic, of jax.export
+            rule = "softmax_scale where head_dim is symbolic"
+            got, todo = f"softmax_scale=None, head_dim={head_dim}", "pass a number"
+            raise fail_value(where, rule, got, todo)
         return float(head_dim) ** -0.5 if head_dim else 1.0
     todo = "for a traced or learned scale, multiply query by it and pass 1.0"
     return as_number(where, "softmax_scale", value, todo)
@@ -436,13 +445,7 @@ def _dropout(where: str, given: Mapping[str, Any], arrays: dict[str, Any]) -> fl
         raise fail_value(where, "dropout_prob in [0, 1)", got, "0.0 means no dropout")
     key = given["dropout_key"]
     if key is not None:
-        key = as_array(where, "dropout_key", key)
-        typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        if not (typed and key.shape == ()) and not (
-            key.dtype == jnp.uint32 and key.ndim == 1
-        ):
-            got = f"dropout_key {key.dtype}{list(key.shape)}"
-            raise fail_type(where, "dropout_key to be one PRNG key", got, "split it")
+        key = _one_key(where, key)
     if prob == 0.0:
         return 0.0
     if key is None:
@@ -451,3 +454,28 @@ def _dropout(where: str, given: Mapping[str, Any], arrays: dict[str, Any]) -> fl
         raise fail_value(where, "dropout_key with dropout_prob > 0", got, todo)
     arrays["dropout_key"] = key
     return prob
+
+
+def _one_key(where: str, key: Any) -> Any:
+    """Returns a typed key, or a raw one of the default implementation, or raises."""
+    todo = "make one with jax.random.key(seed)"
+    key = as_array(where, "dropout_key", key, todo)
+    if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        shape: tuple[int, ...] = ()
+    else:
+        shape = _raw_key_shape(str(jax.config.jax_default_prng_impl))  # type: ignore[attr-defined]
+    if key.shape == shape and (not shape or key.dtype == jnp.uint32):
+        return key
+    got = f"dropout_key {key.dtype}{list(key.shape)}"
+    rule = "dropout_key to be one PRNG key"
+    if shape and (key.dtype != jnp.uint32 or key.shape[-1:] != shape):
+        rule += f", typed or uint32{list(shape)}"
+    else:
+        todo = "split it, or take one of its keys"
+    raise fail_type(where, rule, got, todo)
+
+
+@functools.cache
+def _raw_key_shape(implementation: str) -> tuple[int, ...]:
+    key = jax.eval_shape(lambda: jax.random.key(0, impl=implementation))
+    return tuple(jax.eval_shape(jax.random.key_data, key).shape)
