@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -12,12 +13,12 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import DecisionLockError
+from .errors import DecisionLockError, house_message
 
 if TYPE_CHECKING:
     from .dispatch import Decision
 
-__all__ = ["clear", "record", "recorded", "save"]
+__all__ = ["clear", "recorded", "save"]
 
 _LIMIT = 4096
 _FORMAT = 1
@@ -37,7 +38,7 @@ def record(decision: Decision, lock_file: Path | None) -> bool:
     """
     if lock_file is not None:
         _check(decision, lock_file)
-    key = (decision.request, decision.target, decision.chosen.entry)
+    key = (decision.request, decision.where, decision.chosen.entry)
     with _lock:
         is_new = key not in _decisions
         if is_new:
@@ -63,7 +64,7 @@ def _row(decision: Decision) -> dict[str, str]:
     entry = decision.chosen.entry
     return {
         "request": decision.request.key,
-        "target": str(decision.target),
+        "target": decision.where,
         "operation": entry.qualified,
         "distribution": entry.distribution,
         "version": entry.version,
@@ -75,12 +76,33 @@ def save(path: str | os.PathLike[str]) -> None:
 
     Args:
         path: Where; a run with `use(lock=path)` must then choose the same.
+
+    Raises:
+        TypeError: If path is no path.
+        DecisionLockError: If no file can be written there.
     """
+    plain = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(plain, str):
+        rule, got = "path to be a file system path", f"path={path!r}"
+        todo = "give a str or a pathlib.Path"
+        raise TypeError(house_message("decisions.save", rule, got, todo))
     rows = sorted((_row(d) for d in recorded()), key=lambda row: sorted(row.items()))
-    target = Path(path)
     text = (
         json.dumps({"switchax_decisions": _FORMAT, "decisions": rows}, indent=1) + "\n"
     )
+    try:
+        _write(Path(plain), text)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise DecisionLockError(
+            f"decisions.save: expected a file that can be written, got path={plain!r} "
+            f"({why}); give a path in a folder that is there"
+        ) from error
+
+
+def _write(target: Path, text: str) -> None:
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     handle, name = tempfile.mkstemp(
         dir=target.parent, prefix=target.name, suffix=".tmp"
     )
@@ -139,7 +161,7 @@ def _check(decision: Decision, path: Path) -> None:
     expected = " or ".join(map(_choice, wanted)) or "a request that the file knows"
     raise DecisionLockError(
         f"lock: expected {expected} by {path}, got {_choice(row)} for "
-        f"{decision.request.describe()} on {decision.target}; "
+        f"{decision.request.describe()} on {decision.where}; "
         "install what was locked, or write the file again"
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import decisions, registrations
 from .capabilities import Cost
-from .checks import as_metadata, fail_type
+from .checks import as_metadata, fail_type, fail_value
 from .errors import (
     DegradedChoiceError,
     DegradedChoiceWarning,
@@ -23,8 +23,14 @@ from .loading import call_hooks, ensure_loaded, first_result
 from .matching import refusals_of
 from .metadata import OperationMetadata
 from .operation import BaseOperation, forward_method
+from .placement import Placement, Shards, placement_of, shards_of
 from .registrations import Entry
-from .registry import find_entry, unloaded_note
+from .registry import (
+    check_keeps_metadata,
+    create_from,
+    find_entry,
+    unloaded_note,
+)
 from .request import Request
 from .settings import Settings, current_settings
 from .target import Target, current_target
@@ -52,6 +58,7 @@ class Candidate:
         plan: How it would run.
         method: The forward method that would run, or None.
         refusals: Why it would not; empty if it would.
+        shards: How core would split it over the mesh, if it is opaque.
     """
 
     entry: Entry
@@ -59,6 +66,7 @@ class Candidate:
     plan: Plan
     method: str | None
     refusals: tuple[Refusal, ...]
+    shards: Shards | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +80,7 @@ class Decision:
         candidates: Every operation of the kind, the chosen one included.
         how: "named", "listed" or "auto".
         degraded: What refused, if a better cost class did.
+        placement: The mesh it was chosen on, and where arrays are wished to lie.
     """
 
     request: Request
@@ -80,6 +89,13 @@ class Decision:
     candidates: tuple[Candidate, ...]
     how: str
     degraded: tuple[Candidate, ...] = ()
+    placement: Placement | None = None
+
+    @property
+    def where(self) -> str:
+        """The target, and the mesh if there is one, as text."""
+        mesh = f" mesh {self.placement}" if self.placement is not None else ""
+        return f"{self.target}{mesh}"
 
 
 def run_operation(
@@ -87,18 +103,42 @@ def run_operation(
 ) -> Any:
     """Runs one operation instance on a call; see `BaseOperation.__call__`."""
     kind, where = operation.kind, operation.names()[0]
+    check_keeps_metadata(where, operation)
     call = kind.bind(where, _named(where, kind, args, kwargs), operation.metadata)
-    backend = operation.metadata.backend
-    target = current_target(call.arrays.values(), backend)
+    metadata = operation.metadata
+    placement = placement_of(kind, call.request, metadata)
+    target = current_target(call.arrays.values(), metadata.backend, metadata.mesh)
     force_native = current_settings().force_native
-    plan = kind.plan(call.request, operation.capabilities)
-    platform = "native" if force_native else backend or target.platform
+    plan, shards = _planned(type(operation), call.request, placement)
+    platform = "native" if force_native else metadata.backend or target.platform
     method = forward_method(type(operation), platform)
-    reasons = refusals_of(type(operation), plan, target, method)
+    asked = None if force_native else metadata.backend
+    reasons = refusals_of(type(operation), plan, target, method, asked)
     if reasons or method is None:
         raise UnsupportedError(_refused(where, reasons, ()), {where: reasons})
-    invocation = Invocation(operation, call.request, plan, method, target.platform)
+    invocation = Invocation(
+        operation, call.request, plan, method, target.platform, placement, shards
+    )
     return kind.output(run(invocation, call.arrays))
+
+
+def _planned(
+    operation: type[BaseOperation], request: Request, placement: Placement | None
+) -> tuple[Plan, Shards | None]:
+    """Plans a call: as one device makes it, if core splits the kernel."""
+    kind, capabilities = operation.kind, operation.capabilities
+    shards = None
+    if placement is not None and capabilities.opaque:
+        shards = shards_of(kind, request, capabilities, placement)
+    if shards is None:
+        return kind.plan(request, capabilities), None
+    plan = kind.plan(shards.request, capabilities)
+    plan = dataclasses.replace(
+        plan,
+        adaptations=(*shards.adaptations, *plan.adaptations),
+        refusals=(*shards.refusals, *plan.refusals),
+    )
+    return plan, shards
 
 
 def _named(
@@ -139,24 +179,40 @@ def run_named(
     names = operation_names(where, operation)
     settings = current_settings()
     call = kind.bind(where, arguments, metadata)
-    target = current_target(call.arrays.values(), metadata.backend)
-    decision = choose(
-        kind, call.request, target, names or settings.operation, settings, metadata
-    )
+    placement = placement_of(kind, call.request, metadata)
+    target = current_target(call.arrays.values(), metadata.backend, metadata.mesh)
+    names = names or settings.operation
+    decision = choose(kind, call.request, target, names, settings, metadata, placement)
     chosen = decision.chosen
     assert chosen.method is not None  # a candidate without a method has a refusal
-    instance = chosen.entry.operation(metadata)
+    instance = create_from(chosen.entry, metadata)
     invocation = Invocation(
-        instance, call.request, chosen.plan, chosen.method, target.platform
+        instance,
+        call.request,
+        chosen.plan,
+        chosen.method,
+        target.platform,
+        placement,
+        chosen.shards,
     )
     return run(invocation, call.arrays)
 
 
 def operation_names(where: str, operation: str | Sequence[str]) -> Names:
-    """Returns the names to try, () for auto; raises a TypeError for anything else."""
+    """Returns the names to try, () for auto.
+
+    Raises:
+        TypeError: If they are no names.
+        ValueError: For auto among others.
+    """
     if isinstance(operation, str):
         return () if operation == "auto" else (operation,)
     names = tuple(operation) if isinstance(operation, list | tuple) else ()
+    if names == ("auto",):
+        return ()
+    if "auto" in names:
+        got, todo = f"operation={operation!r}", "leave 'auto' out"
+        raise fail_value(where, "'auto' alone, or names", got, todo)
     if not names or not all(isinstance(name, str) for name in names):
         got, todo = (
             f"operation={operation!r}",
@@ -173,6 +229,7 @@ def choose(
     names: Names = (),
     settings: Settings | None = None,
     metadata: OperationMetadata | None = None,
+    placement: Placement | None = None,
 ) -> Decision:
     """Chooses an operation, and records the decision.
 
@@ -183,6 +240,7 @@ def choose(
         names: Names tried in order; () ranks all operations of the kind.
         settings: Those in force by default.
         metadata: Its backend says which forward method runs.
+        placement: The mesh, and where arrays are wished to lie; None on one device.
 
     Returns:
         The decision.
@@ -194,7 +252,7 @@ def choose(
         ContestedNameError: For a name several claim.
     """
     settings = settings if settings is not None else current_settings()
-    decision = decide(kind, request, target, names, settings, metadata)
+    decision = decide(kind, request, target, names, settings, metadata, placement)
     said = check_degraded(decision, settings.strict)
     if said and said not in _said:
         _said.add(said)
@@ -211,6 +269,7 @@ def decide(
     names: Names,
     settings: Settings,
     metadata: OperationMetadata | None = None,
+    placement: Placement | None = None,
 ) -> Decision:
     """Makes the choice of `choose` without recording, warning or being strict."""
     ensure_loaded()
@@ -221,6 +280,7 @@ def decide(
         names,
         settings.force_native,
         metadata.backend if metadata is not None else None,
+        placement,
         registrations.generation(),
     )
 
@@ -233,12 +293,15 @@ def _choose(
     names: Names,
     force_native: bool,
     backend: str | None,
+    placement: Placement | None,
     generation: int,
 ) -> Decision:
-    candidates = assess(kind, request, target, force_native, backend)
+    candidates = assess(kind, request, target, force_native, backend, placement)
     if names:
-        return _choose_named(kind, request, target, names, candidates)
-    return _choose_auto(request, target, candidates)
+        decision = _choose_named(kind, request, target, names, candidates)
+    else:
+        decision = _choose_auto(request, target, candidates)
+    return dataclasses.replace(decision, placement=placement)
 
 
 def assess(
@@ -247,6 +310,7 @@ def assess(
     target: Target,
     force_native: bool = False,
     backend: str | None = None,
+    placement: Placement | None = None,
 ) -> tuple[Candidate, ...]:
     """Holds every operation of a kind against a request.
 
@@ -256,22 +320,31 @@ def assess(
         target: The device.
         force_native: Only `forward_native` counts.
         backend: Platform whose forward method runs, the target's by default.
+        placement: The mesh, and where arrays are wished to lie; None on one device.
     """
+    asked = None if force_native else backend
     method = "native" if force_native else backend or target.platform
     return tuple(
-        _candidate(entry, request, target, method)
+        _candidate(entry, request, target, method, asked, placement)
         for entry in registrations.entries()
         if entry.operation.kind is kind
     )
 
 
-def _candidate(entry: Entry, request: Request, target: Target, how: str) -> Candidate:
+def _candidate(
+    entry: Entry,
+    request: Request,
+    target: Target,
+    how: str,
+    backend: str | None,
+    placement: Placement | None,
+) -> Candidate:
     operation = entry.operation
-    plan = operation.kind.plan(request, operation.capabilities)
+    plan, shards = _planned(operation, request, placement)
     method = forward_method(operation, how)
-    refusals = refusals_of(operation, plan, target, method)
+    refusals = refusals_of(operation, plan, target, method, backend)
     cost = plan.cost(operation.capabilities.cost)
-    return Candidate(entry, cost, plan, method, refusals)
+    return Candidate(entry, cost, plan, method, refusals, shards)
 
 
 def _choose_named(

@@ -17,8 +17,10 @@ from .kind import Arrays, Call, Plan
 from .lowering import check_when_lowered
 from .matching import refusals_of
 from .operation import BaseOperation, forward_method, forward_parameters
+from .placement import Placement, Shards, Specs
 from .request import Request
 from .reverse_only import reverse_only
+from .sharding import constrain, has_explicit_axes, is_mesh_set, with_auto_axes
 from .target import PLATFORMS, Target, gpu_vendor
 
 __all__ = ["Invocation", "run"]
@@ -34,6 +36,11 @@ class Invocation:
         plan: How core adapts it.
         method: Name of the forward method.
         platform: Where it will run.
+        placement: The mesh and where arrays are wished to lie on it; None on one
+            device.
+        shards: How core splits an opaque kernel; None if it does not.
+        outputs: Where axes are explicit, a spec for each output by field: as query
+            lay when it was passed, so that a mesh changes no type.
     """
 
     operation: BaseOperation
@@ -41,14 +48,32 @@ class Invocation:
     plan: Plan
     method: str
     platform: str
+    placement: Placement | None = None
+    shards: Shards | None = None
+    outputs: Specs = ()
 
 
 def run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
     """Runs an invocation on its arrays; returns the kind's outputs by name."""
     # A copy, so that an instance changed later does not change the key of its trace.
     operation = copy.copy(invocation.operation)
-    invocation = dataclasses.replace(invocation, operation=operation)
-    outputs: dict[str, Any] = _run(invocation, arrays)
+    outputs_lie: Specs = ()
+    placement = invocation.placement
+    if placement is not None and placement.specs and has_explicit_axes():
+        kind, request = operation.kind, invocation.request
+        outputs_lie = tuple(kind.outputs_like_inputs(request, arrays).items())
+    invocation = dataclasses.replace(
+        invocation, operation=operation, outputs=outputs_lie
+    )
+    arrays = _placed(invocation, arrays)
+    try:
+        outputs: dict[str, Any] = _run(invocation, arrays)
+    except TypeError as error:
+        # Raised by vmap of jvp while it is traced, which is before our own refusal.
+        if "jvp" in str(error) and "custom_vjp" in str(error):
+            name = operation.names()[0]
+            raise UnsupportedError(_only_declared(name, "forward_mode")) from error
+        raise
     return outputs
 
 
@@ -56,22 +81,102 @@ def run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
 # all the same, so that thirty equal layers are traced once.
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def _run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
-    operation, plan = invocation.operation, invocation.plan
-    kind = operation.kind
-    guarded = _guard_inputs(operation, arrays)
-    call = Call(invocation.request, guarded)
+    operation = invocation.operation
+    guarded = _guard_inputs(invocation, arrays)
     with jax.named_scope(f"switchax.{operation.names()[0]}"):
-        outputs = kind.shortcut(call, plan)
-        if outputs is None:
-            operands, static = kind.operands(call, plan)
-            given = _arguments(invocation, {**operands, **static})
-            result = getattr(operation, invocation.method)(**given)
-            outputs = kind.finish(result, invocation.request, plan)
+        if invocation.shards is not None:
+            outputs = _over_shards(invocation, invocation.shards, guarded)
+        elif invocation.placement is not None:
+            outputs = _in_partitioned(invocation, invocation.placement, guarded)
+        else:
+            outputs = _compute(invocation, invocation.request, guarded)
     outputs = _guard_outputs(invocation, outputs, guarded)
     check = _PlatformCheck(invocation)
     return {
         field: None if array is None else check_when_lowered(check, array)
         for field, array in outputs.items()
+    }
+
+
+def _compute(
+    invocation: Invocation, request: Request, arrays: Arrays
+) -> dict[str, Any]:
+    """Runs the kernel on arrays that are whole, or are what one device holds."""
+    operation, plan = invocation.operation, invocation.plan
+    kind, call = operation.kind, Call(request, arrays)
+    outputs = kind.shortcut(call, plan)
+    if outputs is None:
+        operands, static = kind.operands(call, plan)
+        given = _arguments(invocation, {**operands, **static})
+        result = getattr(operation, invocation.method)(**given)
+        outputs = kind.finish(result, request, plan)
+    return outputs
+
+
+def _placed(invocation: Invocation, arrays: Arrays) -> Arrays:
+    """Lays the arguments out on the mesh, as far as each can be split."""
+    placement, shards = invocation.placement, invocation.shards
+    if placement is None:
+        return arrays
+    specs = dict(placement.specs if shards is None else shards.inputs)
+    return {
+        name: constrain(array, specs[name], placement.mesh) if name in specs else array
+        for name, array in arrays.items()
+    }
+
+
+def _over_shards(
+    invocation: Invocation, shards: Shards, arrays: Arrays
+) -> dict[str, Any]:
+    """Runs an opaque kernel on each device by itself."""
+    placement, kind = invocation.placement, invocation.operation.kind
+    assert placement is not None  # shards come of one
+    arrays = _placed(invocation, kind.spread(arrays, shards, invocation.request))
+
+    def on_device(arrays: Arrays) -> dict[str, Any]:
+        arrays = kind.inside_shard(arrays, shards)
+        outputs = _compute(invocation, shards.request, arrays)
+        return {field: outputs[field] for field, _ in shards.outputs}
+
+    found: dict[str, Any] = jax.shard_map(
+        on_device,
+        mesh=None if is_mesh_set() else with_auto_axes(placement.mesh),
+        in_specs=({name: dict(shards.inputs)[name] for name in arrays},),
+        out_specs=dict(shards.outputs),
+        check_vma=False,  # a kernel would have to annotate its results
+    )(arrays)
+    return {
+        field: jax.sharding.reshard(found[field], spec)  # type: ignore[no-untyped-call]
+        for field, spec in invocation.outputs
+    } or found
+
+
+def _in_partitioned(
+    invocation: Invocation, placement: Placement, arrays: Arrays
+) -> dict[str, Any]:
+    """Runs plain JAX on a mesh, where the partitioner splits it.
+
+    Axes of type Explicit are Auto within: a kernel need not say how each of its
+    arrays lies.
+    """
+    request = invocation.request
+
+    def compute(arrays: Arrays) -> dict[str, Any]:
+        outputs = _compute(invocation, request, arrays)
+        return {field: x for field, x in outputs.items() if x is not None}
+
+    if invocation.outputs:
+        lie = dict(invocation.outputs)
+        outputs: dict[str, Any] = jax.sharding.auto_axes(compute, out_sharding=lie)(
+            arrays
+        )
+        return outputs
+    specs = dict(placement.specs)
+    return {
+        field: constrain(array, specs[field], placement.mesh)
+        if field in specs
+        else array
+        for field, array in compute(arrays).items()
     }
 
 
@@ -107,16 +212,28 @@ def _arguments(invocation: Invocation, available: Mapping[str, Any]) -> dict[str
     return {name: available.get(name) for name in names}
 
 
-def _guard_inputs(operation: BaseOperation, arrays: Arrays) -> Arrays:
-    """Makes the derivative to an undeclared argument raise, instead of being zero."""
-    name = operation.names()[0]
-    declared = operation.capabilities.differentiable
-    return {
-        argument: array
-        if argument in declared or not _is_floating(array)
-        else refuse_derivative(_no_derivative(name, argument, declared), array)
-        for argument, array in arrays.items()
-    }
+def _guard_inputs(invocation: Invocation, arrays: Arrays) -> Arrays:
+    """Makes the derivative to an undeclared argument raise, instead of being zero.
+
+    Undeclared forward mode raises here already, before a `jax.custom_vjp` of the
+    kernel does, which cannot name the operation.
+    """
+    operation = invocation.operation
+    name, capabilities = operation.names()[0], operation.capabilities
+    declared = capabilities.differentiable
+    forward = capabilities.honours_derivative(invocation.platform, "forward_mode")
+    guarded = {}
+    for argument, array in arrays.items():
+        if not _is_floating(array):
+            guarded[argument] = array
+        elif argument not in declared:
+            message = _no_derivative(name, argument, declared)
+            guarded[argument] = refuse_derivative(message, array)
+        elif not forward:
+            guarded[argument] = _limit_derivatives(False, True, name, array)
+        else:
+            guarded[argument] = array
+    return guarded
 
 
 def _no_derivative(name: str, what: str, declared: AbstractSet[str]) -> str:

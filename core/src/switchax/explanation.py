@@ -6,14 +6,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from . import registrations
+from jax.sharding import AbstractMesh, Mesh
+
+from .checks import fail_type
 from .dispatch import Candidate, assess, check_degraded, decide, operation_names
 from .errors import ContestedNameError, Refusal, UnknownOperationError, UnsupportedError
 from .kind import OperationKind
 from .loading import ensure_loaded
+from .metadata import OperationMetadata
+from .placement import placement_of
+from .registry import find_kind
 from .request import Request
 from .settings import current_settings
-from .target import Target, current_target, target_of_device
+from .target import Target, current_target, target_of_mesh
 
 __all__ = ["Explanation", "explain"]
 
@@ -108,7 +113,8 @@ def explain(
     Args:
         request: A request, or None to describe one by `arguments`.
         target: Such as "tpu:v5e"; the present device by default.
-        mesh: A mesh whose devices are the target.
+        mesh: A mesh whose devices are the target, and over which arrays are split; by
+            default the one in force.
         operation: As in a call.
         kind: The kind of the call that `arguments` describe.
         **arguments: Arguments of the call; arrays may be `jax.ShapeDtypeStruct`.
@@ -117,8 +123,9 @@ def explain(
         The explanation; print it, or see `to_dict`.
 
     Raises:
-        TypeError: As the call would, also for request and arguments together.
-        ValueError: As the call would, and for an unknown target.
+        TypeError: As the call would, and for a request, mesh or kind that is none;
+            also for request and arguments, or target and mesh, together.
+        ValueError: As the call would, and for an unknown target or kind.
 
     Example:
         >>> q = jax.ShapeDtypeStruct((1, 128, 8, 64), "bfloat16")
@@ -129,22 +136,31 @@ def explain(
         raise TypeError(
             "explain: expected a request or a call's arguments, got both; pass one"
         )
+    if request is not None and not isinstance(request, Request):
+        got = f"request={request!r} ({type(request).__name__})"
+        todo = "pass a call's arguments by name, or what kind.request(...) returns"
+        raise fail_type("explain", "request to be a Request", got, todo)
     records = ensure_loaded()
-    the_kind = _kind(request.kind if request is not None else kind)
+    the_kind = find_kind("explain", request.kind if request is not None else kind)
     request = request if request is not None else the_kind.request(**arguments)
     where = _target(target, mesh)
+    placement = placement_of(the_kind, request, OperationMetadata(mesh=mesh))
     chosen, error = None, ""
     passed_over: tuple[str, ...] = ()
     names = operation_names("explain", operation) or current_settings().operation
     settings = current_settings()
     try:
-        decision = decide(the_kind, request, where, names, settings)
+        decision = decide(
+            the_kind, request, where, names, settings, placement=placement
+        )
         passed_over = tuple(c.entry.qualified for c in decision.degraded)
         check_degraded(decision, settings.strict)
         chosen = decision.chosen.entry.qualified
     except (UnsupportedError, UnknownOperationError, ContestedNameError) as problem:
         error = str(problem)
-    candidates = assess(the_kind, request, where, settings.force_native)
+    candidates = assess(
+        the_kind, request, where, settings.force_native, placement=placement
+    )
     return Explanation(
         request,
         where,
@@ -157,27 +173,17 @@ def explain(
     )
 
 
-def _kind(kind: str | OperationKind) -> OperationKind:
-    if isinstance(kind, OperationKind):
-        return kind
-    known = registrations.kinds()
-    if kind not in known:
-        raise ValueError(
-            f"explain: expected a kind of {', '.join(sorted(known))}, got {kind!r}; "
-            "install the plugin that brings it"
-        )
-    return known[kind]
-
-
 def _target(target: str | Target | None, mesh: Any) -> Target:
+    if target is not None and mesh is not None:
+        raise fail_type("explain", "a target or a mesh", "both", "pass one")
     if target is not None:
         return Target.parse(target)
     if mesh is None:
         return current_target()
-    device = getattr(mesh, "abstract_device", None)
-    if device is None and getattr(mesh, "devices", None) is not None:
-        device = mesh.devices.flat[0]
-    return target_of_device(device) if device is not None else current_target()
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        got = f"mesh={mesh!r} ({type(mesh).__name__})"
+        raise fail_type("explain", "a Mesh or AbstractMesh", got, "see jax.make_mesh")
+    return target_of_mesh(mesh) or current_target()
 
 
 def _common(candidates: Sequence[Candidate]) -> tuple[Refusal, ...]:

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from .capabilities import Capabilities, Cost
-from .errors import Refusal
+from .errors import Refusal, RegistrationError, house_message
 from .request import Request
 
 if TYPE_CHECKING:
+    from jax.sharding import PartitionSpec
+
     from .metadata import OperationMetadata
+    from .placement import Placement, Shards
 
 __all__ = ["Adaptation", "Call", "Feature", "OperationKind", "Plan"]
 
@@ -41,6 +44,16 @@ class Feature:
     arguments: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     summary: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("arguments", "optional"):
+            names = getattr(self, field)
+            if not isinstance(names, tuple) or not all(
+                isinstance(name, str) for name in names
+            ):
+                rule, got = f"{field} to be a tuple of names", f"{field}={names!r}"
+                todo = "write ('bias',), with the comma"
+                raise RegistrationError(house_message("Feature", rule, got, todo))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +172,60 @@ class OperationKind(abc.ABC):
             The arrays a forward method may take, and the static arguments.
         """
 
+    def specs(
+        self, request: Request, metadata: OperationMetadata
+    ) -> Mapping[str, PartitionSpec]:
+        """The wished-for spec of each array argument and output field; none by default.
+
+        Args:
+            request: The request as the user made it.
+            metadata: Its rules.
+        """
+        return {}
+
+    def outputs_like_inputs(
+        self, request: Request, arrays: Arrays
+    ) -> Mapping[str, PartitionSpec]:
+        """How outputs lie where axes are explicit, of how the arguments lie.
+
+        Args:
+            request: The request as the user made it.
+            arrays: The arguments; the spec of each is part of its type.
+
+        Returns:
+            A spec for each output that was asked for, by field.
+        """
+        raise NotImplementedError(f"kind {self.name!r} knows no explicit axes")
+
+    def shard(
+        self, request: Request, capabilities: Capabilities, placement: Placement
+    ) -> Shards | None:
+        """Says how an opaque kernel of these capabilities is split over a mesh.
+
+        Args:
+            request: The request as the user made it.
+            capabilities: `shardable` says over what the kernel may be split.
+            placement: The mesh, and what `specs` returned.
+
+        Returns:
+            The split, or its refusals; None for a call that needs no kernel. By
+            default it refuses.
+        """
+        from .placement import Shards
+
+        hint = "choose an operation that the partitioner sees into"
+        what = f"an opaque operation of kind {self.name!r}"
+        refusal = Refusal("sharding", "mesh", f"{what} on {placement}", "none", hint)
+        return Shards(request, refusals=(refusal,))
+
+    def spread(self, arrays: Arrays, shards: Shards, request: Request) -> Arrays:
+        """Makes arrays fit to be split, before they are; as they are by default."""
+        return arrays
+
+    def inside_shard(self, arrays: Arrays, shards: Shards) -> Arrays:
+        """Makes one device's arrays its own, on it; as they are by default."""
+        return arrays
+
     def shortcut(self, call: Call, plan: Plan) -> dict[str, Any] | None:
         """Outputs of a call that needs no kernel, or None; none by default."""
         return None
@@ -201,8 +268,9 @@ class OperationKind(abc.ABC):
             >>> ATTENTION.request(query=q, key=q, value=q, causal=True).features
             frozenset({'causal'})
         """
-        from .metadata import OperationMetadata
+        from .checks import as_metadata
 
+        metadata = as_metadata(self.name, metadata)
         bound: list[Request] = []
         specs = {
             name: value
@@ -212,9 +280,7 @@ class OperationKind(abc.ABC):
         rest = {name: arguments[name] for name in arguments if name not in specs}
 
         def record(arrays: Arrays) -> None:
-            call = self.bind(
-                self.name, {**rest, **arrays}, metadata or OperationMetadata()
-            )
+            call = self.bind(self.name, {**rest, **arrays}, metadata)
             bound.append(call.request)
 
         jax.eval_shape(record, specs)

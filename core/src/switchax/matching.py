@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from .capabilities import Capabilities
 from .errors import Refusal
 from .kind import Plan
-from .operation import BaseOperation, forward_parameters
+from .operation import BaseOperation, forward_method, forward_parameters
 from .request import Request
 from .target import Target
 
@@ -24,7 +24,11 @@ def availability(cls: type[BaseOperation], target: Target) -> tuple[Refusal, ...
         reasons.append(Refusal("platform", "platform", target.platform, allowed, hint))
     try:
         missing = cls.unavailable()
-    except Exception as error:  # a fault of one plugin, shown as one
+        if not isinstance(missing, str):
+            raise TypeError(f"expected a str, got {missing!r}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a fault of one plugin, shown as one
         reasons.append(_fault("unavailable", "unavailable", error))
     else:
         if missing:
@@ -34,7 +38,7 @@ def availability(cls: type[BaseOperation], target: Target) -> tuple[Refusal, ...
     return tuple(reasons)
 
 
-def _fault(code: str, method: str, error: Exception) -> Refusal:
+def _fault(code: str, method: str, error: BaseException) -> Refusal:
     """The refusal of an operation whose own rules raise: only it may suffer."""
     raised = " ".join(f"raised {type(error).__name__}: {error}".split())
     hint = f"{method}() {raised}: upgrade or block its plugin"
@@ -42,7 +46,11 @@ def _fault(code: str, method: str, error: Exception) -> Refusal:
 
 
 def refusals_of(
-    cls: type[BaseOperation], plan: Plan, target: Target, method: str | None
+    cls: type[BaseOperation],
+    plan: Plan,
+    target: Target,
+    method: str | None,
+    backend: str | None = None,
 ) -> tuple[Refusal, ...]:
     """Returns every reason why an operation would not run a planned request.
 
@@ -51,10 +59,20 @@ def refusals_of(
         plan: Its plan for the request.
         target: The device.
         method: The forward method that would run, or None if there is none.
+        backend: The platform that `metadata.backend` asks for, if that decided.
     """
     reasons = [*availability(cls, target), *plan.refusals]
     request = plan.request
-    if method is None and not any(reason.code == "platform" for reason in reasons):
+    elsewhere = any(reason.code == "platform" for reason in reasons)
+    # It may run there by the method of another platform only if that is its own too.
+    here = forward_method(cls, target.platform)
+    if backend not in (None, target.platform) and method != here and not elsewhere:
+        hint = "that is what the call is on: move its arrays, or leave backend out"
+        allowed = str(target.platform)
+        reasons.append(
+            Refusal("backend", "metadata.backend", str(backend), allowed, hint)
+        )
+    elif method is None and not elsewhere:
         hint = "unset force_native, or choose another operation"
         allowed = "an operation with forward_native"
         reasons.append(Refusal("method", "force_native", "True", allowed, hint))
@@ -70,7 +88,9 @@ def refusals_of(
             if not all(isinstance(reason, Refusal) for reason in own):
                 raise TypeError(f"expected refusals of type Refusal, got {own!r}")
             reasons += own
-        except Exception as error:  # likewise
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # likewise
             reasons.append(_fault("fault", "refusals", error))
     return tuple(reasons)
 
@@ -118,6 +138,7 @@ def feature_value(request: Request, feature: str) -> str:
 def _limit_refusals(capabilities: Capabilities, request: Request) -> Iterable[Refusal]:
     sizes = request.sizes
     for axis, limit in capabilities.limits.items():
-        if sizes.get(axis, 0) > limit:
+        size = sizes.get(axis, 0)
+        if not isinstance(size, int) or size > limit:  # a symbol may be any size
             hint = "choose another operation"
-            yield Refusal("limit", axis, str(sizes[axis]), f"at most {limit}", hint)
+            yield Refusal("limit", axis, str(size), f"at most {limit}", hint)

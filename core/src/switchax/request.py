@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from .errors import house_message
+
 __all__ = ["ArraySpec", "Request"]
 
 
@@ -25,7 +27,11 @@ class ArraySpec:
 
     @staticmethod
     def of(array: Any) -> ArraySpec:
-        """Describes anything with `shape` and `dtype`."""
+        """Describes anything with `shape` and `dtype`; else raises a TypeError."""
+        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+            rule, got = "something with shape and dtype", f"{array!r}"
+            todo = "pass an array or a jax.ShapeDtypeStruct"
+            raise TypeError(house_message("ArraySpec.of", rule, got, todo))
         return ArraySpec(tuple(array.shape), np.dtype(array.dtype).name)
 
     def __str__(self) -> str:

@@ -31,7 +31,10 @@ __all__ = [
     "correct_spec",
     "current_mesh",
     "flat_names",
+    "has_explicit_axes",
+    "is_mesh_set",
     "shape_of",
+    "with_auto_axes",
 ]
 
 AnyMesh: TypeAlias = Mesh | AbstractMesh
@@ -60,6 +63,16 @@ def current_mesh() -> AnyMesh | None:
     if concrete is not None and concrete.abstract_mesh == abstract:
         return concrete
     return abstract
+
+
+def is_mesh_set() -> bool:
+    """Returns whether `jax.set_mesh`, or a shard_map around, has set a mesh."""
+    return not jax.sharding.get_abstract_mesh().empty
+
+
+def has_explicit_axes() -> bool:
+    """Returns whether the mesh that was set has axes of type Explicit."""
+    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
 
 
 def flat_names(entry: Any) -> Iterator[Any]:
@@ -290,7 +303,7 @@ def constrain(
         return _place(x, corrected, mesh)
     if is_in_force:
         return _constrain_in_context(x, corrected, context)
-    sharding = NamedSharding(_with_auto_axes(mesh), corrected)
+    sharding = NamedSharding(with_auto_axes(mesh), corrected)
     return _constrained(x, sharding)
 
 
@@ -339,7 +352,8 @@ def _constrained(x: Any, sharding: NamedSharding) -> Any:
     return jax.lax.with_sharding_constraint(x, sharding)  # type: ignore[no-untyped-call]
 
 
-def _with_auto_axes(mesh: AnyMesh) -> AnyMesh:
+def with_auto_axes(mesh: AnyMesh) -> AnyMesh:
+    """Returns the mesh with every axis of type Auto."""
     types = (AxisType.Auto,) * len(mesh.axis_names)
     if tuple(mesh.axis_types) == types:
         return mesh

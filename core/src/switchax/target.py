@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
-from .errors import near_miss
+from .errors import house_message, near_miss
 
 __all__ = ["PLATFORMS", "Target", "current_target", "target_of_device"]
 
@@ -33,6 +35,11 @@ _CUDA_CARDS = {
 }
 
 
+# Platforms of devices that JAX showed us, beside those above: nothing runs there, and
+# every operation says so.
+_others: set[str] = set()
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """A kind of device.
@@ -42,6 +49,10 @@ class Target:
         device_kind: The device's own name, "" if unknown.
         generation: Short name of the architecture: "v5e", "sm90", "gfx942", or "".
 
+    Raises:
+        TypeError: For what is no str.
+        ValueError: For an unknown platform.
+
     Example:
         >>> Target.parse("tpu:v5e")
         Target(platform='tpu', device_kind='TPU v5e', generation='v5e')
@@ -50,6 +61,19 @@ class Target:
     platform: str
     device_kind: str = ""
     generation: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("platform", "device_kind", "generation"):
+            value = getattr(self, field)
+            if not isinstance(value, str):
+                rule, got = f"{field} to be a str", f"{field}={value!r}"
+                todo = "Target.parse reads a text such as 'tpu:v5e'"
+                raise TypeError(house_message("Target", rule, got, todo))
+        if self.platform not in PLATFORMS | _others:
+            rule = f"platform of {', '.join(sorted(PLATFORMS))}"
+            got = f"platform={self.platform!r}{near_miss(self.platform, PLATFORMS)}"
+            todo = "Target.parse reads a text such as 'tpu:v5e' or 'gpu'"
+            raise ValueError(house_message("Target", rule, got, todo))
 
     def __str__(self) -> str:
         return (
@@ -125,6 +149,8 @@ def target_of_device(device: Any) -> Target:
     if platform in ("gpu", "cuda", "rocm"):
         vendor = platform if platform != "gpu" else gpu_vendor(device)
         return Target(vendor, kind, _gpu_generation(device))
+    if platform not in PLATFORMS:
+        _others.add(platform)
     return Target(platform, kind if platform != "cpu" else "", "")
 
 
@@ -157,7 +183,25 @@ def _backend_vendor() -> str:
         return "cuda"
 
 
-def current_target(arrays: Iterable[Any] = (), backend: str | None = None) -> Target:
+# What would be iterated over as something else than arrays.
+_NO_SEQUENCES = (str, bytes, Mapping, jax.Array, np.ndarray)
+
+
+def target_of_mesh(mesh: Any) -> Target | None:
+    """Returns the target of a mesh's devices, or None if it has none and says none.
+
+    Args:
+        mesh: A Mesh or AbstractMesh.
+    """
+    device = mesh.abstract_mesh.abstract_device
+    if isinstance(mesh, Mesh) and not mesh.empty:
+        device = mesh.devices.flat[0]
+    return None if device is None else target_of_device(device)
+
+
+def current_target(
+    arrays: Iterable[Any] = (), backend: str | None = None, mesh: Any = None
+) -> Target:
     """Returns what the program will run on.
 
     In this order: the devices of the mesh in force (concrete or abstract), the
@@ -166,11 +210,20 @@ def current_target(arrays: Iterable[Any] = (), backend: str | None = None) -> Ta
     Args:
         arrays: The call's arrays; tracers carry no device and are passed over.
         backend: A platform name, or None.
+        mesh: The mesh in force, if the caller knows it.
+
+    Raises:
+        TypeError: For arrays that are no sequence of arrays.
+        ValueError: For an unknown backend.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    device = getattr(mesh, "abstract_device", None) if not mesh.empty else None
-    if device is not None:
-        return target_of_device(device)
+    if not isinstance(arrays, Iterable) or isinstance(arrays, _NO_SEQUENCES):
+        rule, got = "arrays to be a sequence of arrays", f"a {type(arrays).__name__}"
+        todo = "put arrays into a list, and pass a platform as backend="
+        raise TypeError(house_message("current_target", rule, got, todo))
+    for known in (mesh, jax.sharding.get_abstract_mesh()):
+        target = None if known is None or known.empty else target_of_mesh(known)
+        if target is not None:
+            return target
     for array in arrays:
         if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
             continue
@@ -187,4 +240,25 @@ def current_target(arrays: Iterable[Any] = (), backend: str | None = None) -> Ta
 
 
 def _default_target() -> Target:
-    return target_of_device(jax.local_devices(backend=None)[0])
+    return target_of_device(first_device())
+
+
+def first_device() -> Any:
+    """Returns JAX's default device.
+
+    Raises:
+        RuntimeError: If JAX cannot start; it names damaged metadata on the path, one
+            file of which suffices for that.
+    """
+    try:
+        return jax.local_devices(backend=None)[0]
+    except Exception as error:  # of a backend, or of a parser of metadata
+        from .discovery import damaged_files
+
+        damaged = [f"{path} ({problem})" for path, problem in damaged_files()]
+        got = " ".join(f"{type(error).__name__}: {error}".split())
+        todo = f"reinstall or delete what holds {', '.join(damaged)}"
+        if not damaged:
+            todo = "see `switchax doctor`"
+        rule = "a device to start on"
+        raise RuntimeError(house_message("JAX", rule, got, todo)) from error

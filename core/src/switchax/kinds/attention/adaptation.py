@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from switchax.capabilities import Capabilities
 from switchax.errors import Refusal
@@ -143,7 +144,8 @@ def _pad(
         size = sizes.get(axis)
         if size is None or size % multiple == 0:
             continue
-        if axis not in PADDABLE or request.layout == "thd":
+        symbolic = not isinstance(size, int)
+        if axis not in PADDABLE or request.layout == "thd" or symbolic:
             hint = "pad the arrays, or choose another operation"
             allowed = f"a multiple of {multiple}"
             refusals.append(Refusal("multiple", axis, str(size), allowed, hint))
@@ -203,7 +205,7 @@ def _fold(
     ):
         arrays.pop(name, None)
     arrays["mask"] = ArraySpec(shape, "bool")
-    dense = shape[2] > 1 and shape[3] > 1
+    dense = not {0, 1} & set(shape[2:])
     detail = f"{', '.join(sorted(wanted))} into a mask"
     cost = f"a boolean mask {'x'.join(map(str, shape))} is written"
     steps.append(Adaptation("fold_mask", detail, cost, materialises=dense))
@@ -257,6 +259,9 @@ def operands(call: Call, the_plan: AttentionPlan) -> tuple[Arrays, dict[str, Any
         if name in arrays and request.layout != "thd":
             array = arrays[name]
             arrays[name] = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    for name in ("bias", "softmax_aux"):
+        if name in arrays:
+            arrays[name] = _within_logits(arrays[name], request.dtype)
     if source.layout == "thd" and request.layout != "thd":
         for name in ("q_segment_ids", "kv_segment_ids"):
             if name in arrays:
@@ -284,6 +289,15 @@ def operands(call: Call, the_plan: AttentionPlan) -> tuple[Arrays, dict[str, Any
         "mode": request.mode,
     }
     return arrays, static
+
+
+def _within_logits(array: Any, dtype: str) -> Any:
+    """Keeps numbers of a wider dtype finite in float32: -inf would empty a row (R6)."""
+    if array.dtype != jnp.float64 or dtype == "float64":
+        return array
+    largest = float(np.finfo(np.float32).max)
+    finite = jnp.isfinite(array)
+    return jnp.where(finite, jnp.clip(array, -largest, largest), array)
 
 
 def change_layout(array: Any, source: str, target: str) -> Any:
