@@ -46,6 +46,16 @@ THD = {
     "layout": "thd",
 }
 KEY = jax.random.key(0)
+DELETED = zeros(B, T, K, D)
+DELETED.delete()
+
+
+class NoArray:
+    """Promises an array and gives a number."""
+
+    def __jax_array__(self):
+        return 3
+
 
 # What is wrong: the arguments, the kind of error, and what its message says.
 VALUE = {
@@ -111,6 +121,7 @@ VALUE = {
     "lengths_scalar": ({"q_lengths": jnp.int32(2)}, r"q_lengths of shape \(\)"),
     "sinks_shape": ({"softmax_aux": zeros(K)}, r"softmax_aux of shape \(2,\)"),
     "sinks_scalar": ({"softmax_aux": zeros()}, r"softmax_aux of shape \(\)"),
+    "deleted": ({"value": DELETED}, "value, which was deleted or donated"),
     "devices": (
         {
             "query": jax.device_put(zeros(B, T, H, D), jax.devices("cpu")[0]),
@@ -161,6 +172,49 @@ TYPE = {
         {"dropout_prob": 0.5, "dropout_key": jax.random.split(KEY)},
         r"one PRNG key, got .*\[2\]; split it",
     ),
+    "dropout_key_size": (
+        {"dropout_prob": 0.5, "dropout_key": np.zeros(3, "uint32")},
+        r"typed or uint32\[2\], got dropout_key uint32\[3\]; make one with",
+    ),
+    "dropout_key_unused": (
+        {"dropout_key": np.zeros(4, "uint32")},
+        r"got dropout_key uint32\[4\]; make one with",
+    ),
+    "dropout_key_floats": (
+        {"dropout_key": np.zeros(2, "float32")},
+        r"typed or uint32\[2\], got dropout_key float32\[2\]",
+    ),
+    "dropout_key_list": ({"dropout_key": [0, 1]}, r"dropout_key=\[0, 1\] \(list\)"),
+    "dropout_key_seed": ({"dropout_key": 3}, r"dropout_key=3 .*jax.random.key\(seed"),
+    "dropout_key_raw_two": (
+        {"dropout_key": np.zeros((2, 2), "uint32")},
+        r"got dropout_key uint32\[2, 2\]; split it",
+    ),
+    "masked_array": (
+        {"query": np.ma.array(np.zeros((B, T, H, D), "float32"))},
+        "query, which is a masked array .*pass query.filled",
+    ),
+    "masked_mask": ({"mask": np.ma.ones(FULL, dtype=bool)}, "mask, which is a masked"),
+    "masked_lengths": ({"kv_lengths": np.ma.array([1, 2])}, "kv_lengths, which is"),
+    "masked_offset": ({"causal": True, "q_offset": np.ma.array(1)}, "q_offset, which"),
+    "masked_scale": ({"softmax_scale": np.ma.array(1.0)}, "softmax_scale=masked_array"),
+    "objects": (
+        {"query": np.zeros((B, T, H, D), object)},
+        "query of dtype object; cast it",
+    ),
+    "records": ({"query": np.zeros((B, T, H, D), [("a", "f4")])}, "query of dtype"),
+    "strings": ({"key": np.full((B, T, K, D), "1")}, "key of dtype <U1; cast it"),
+    "times": ({"bias": np.zeros(FULL, "m8[s]")}, "bias of dtype timedelta64"),
+    "no_array_at_all": ({"key": NoArray()}, r"key=3 \(int\)"),
+    "scale_of_text": ({"softmax_scale": np.array("1")}, "softmax_scale=array"),
+    "scale_of_objects": ({"softmax_scale": np.array(1, object)}, "softmax_scale=array"),
+    "scale_of_time": ({"softmax_scale": np.timedelta64(1, "s")}, "softmax_scale="),
+    "scale_of_bools": ({"softmax_scale": np.array(True)}, "softmax_scale="),
+    "offset_of_time": (
+        {"causal": True, "q_offset": np.timedelta64(1, "s")},
+        "q_offset of",
+    ),
+    "window_of_time": ({"window": (np.timedelta64(1, "s"), 0)}, "window="),
     "mask_floats": ({"mask": zeros(*FULL)}, "mask of dtype float32; pass mask != 0"),
     "mask_integers": ({"mask": zeros(*FULL, dtype="int32")}, "mask of dtype int32"),
     "bias_bool": ({"bias": zeros(*FULL, dtype=bool)}, "bias of dtype bool"),
@@ -211,6 +265,28 @@ def test_a_wrong_call_is_one_clear_error(kind, changed, says, calls):
         assert re.search(says, text), text
 
 
+def test_keys_are_typed_or_raw_traced_or_mapped(calls):
+    def attend(key):
+        arguments = good() | {"dropout_prob": 0.5, "dropout_key": key}
+        return switchax.attention(**arguments, operation="picky")
+
+    typed, raw = jax.random.key(3), jax.random.PRNGKey(3)
+    expected = attend(typed)
+    for key in (raw, np.asarray(raw)):
+        np.testing.assert_array_equal(attend(key), expected)
+    for key in (typed, raw):
+        np.testing.assert_array_equal(jax.jit(attend)(key), expected)
+        mapped = jax.vmap(attend)(jnp.stack([key, key]))
+        np.testing.assert_array_equal(mapped[1], expected)
+    with jax.default_prng_impl("rbg"):
+        assert attend(jax.random.PRNGKey(3)).shape == expected.shape
+        with pytest.raises(TypeError, match=r"typed or uint32\[4\], got"):
+            attend(raw)
+    with pytest.raises(TypeError, match=r"^attention: .*got dropout_key uint32\[3\]"):
+        jax.jit(attend)(jnp.zeros(3, "uint32"))
+    calls.clear()
+
+
 def test_a_traced_scale_says_what_to_do(calls):
     def attend(scale):
         return switchax.attention(**good(), softmax_scale=scale, operation="picky")
@@ -230,6 +306,13 @@ def test_an_unknown_operation_names_the_near_miss(calls):
 def test_an_operation_that_is_no_name_is_a_type_error(operation, calls):
     arguments = {**good(), "operation": operation}
     the_error(TypeError, calls, "attention", switchax.attention, arguments)
+
+
+def test_auto_stands_alone_among_names(calls):
+    arguments = {**good(), "operation": ("auto", "vanilla")}
+    text = the_error(ValueError, calls, "attention", switchax.attention, arguments)
+    assert "'auto' alone" in text
+    assert switchax.attention(**good(), operation=("auto",)).shape == (B, T, H, D)
 
 
 def test_metadata_of_a_wrong_type_is_a_type_error(calls):

@@ -354,6 +354,7 @@ def shape(*sizes, dtype="bfloat16"):
 
 Q, KV = shape(2, 32, 8, 64), shape(2, 48, 2, 64)
 LENGTHS = shape(2, dtype="int32")
+A_KEY = jax.eval_shape(jax.random.key, 0)
 CALLS = {
     "--kv 2,48,2,64": {"key": KV, "value": KV},
     "--kv 2x48x2x64 --v 2,48,2,32": {"key": KV, "value": shape(2, 48, 2, 32)},
@@ -381,7 +382,7 @@ CALLS = {
     },
     "--sinks 1": {"softmax_aux": shape(8)},
     "--sinks 3": {"softmax_aux": shape(8, 3)},
-    "--dropout 0.1": {"dropout_prob": 0.1, "dropout_key": shape(2, dtype="uint32")},
+    "--dropout 0.1": {"dropout_prob": 0.1, "dropout_key": A_KEY},
     "--lse --weights": {"return_lse": True, "return_weights": True},
     "--layout bhtd": {"layout": "bhtd"},
     "--arg return_lse=True --arg window=(1,2) --arg mask=bool[32,32]": {
@@ -502,6 +503,14 @@ WRONG = {
     "explain --q 1,8,8,64 --arg causal": "--arg causal",
     "explain --q 1,8,8,64 --arg bias=bflot16[8]": "did you mean 'bfloat16'",
     "explain --q 1,8,8,64 --arg casual=True": "did you mean 'causal'",
+    "explain --q 1,8,8,64 --sinks -1": "--sinks=-1",
+    "explain --q 1,8,8,64 --operation=": "got --operation=''",
+    "explain --q 1,8,8,64 --operation ,": "got --operation=','",
+    "explain --q 1,8,8,64 --operation auto,sdpa": "got --operation='auto,sdpa'",
+    "explain --q 1,8,8,64 --causal --arg causal=False": "got causal twice",
+    "explain --q 1,8,8,64 --arg query=float32[2]": "got query twice",
+    "explain --arg mode=1 --arg mode=2": "got mode twice",
+    "explain --kv 1,8,8,64 --arg query=float32[2]": "--q SHAPE with --kv, got no --q",
     "explain --q 1,8,8,64 --target tpu:v9": "target='tpu:v9'",
     "list --target gtu": "target='gtu'",
     "list --jsn": "--json",

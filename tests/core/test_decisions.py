@@ -298,6 +298,21 @@ def test_a_lock_file_is_read_again_when_it_changes(register, tmp_path):
         attend()
 
 
+@pytest.mark.parametrize("path", [3, None, b"lock.json"], ids=repr)
+def test_saving_to_no_path_is_a_type_error(path):
+    with pytest.raises(TypeError, match=r"^decisions.save: expected path to be a fil"):
+        decisions.save(path)
+
+
+@pytest.mark.parametrize("path", ["gone/x", ".", "file/x", "a\0b", "a" * 300], ids=repr)
+def test_saving_where_no_file_can_be_is_one_clear_error(tmp_path, path):
+    (tmp_path / "file").write_text("")
+    says = r"^decisions.save: expected a file that can be written, got path=.*\(.+\);"
+    with pytest.raises(DecisionLockError, match=says):
+        decisions.save(os.path.join(tmp_path, path))
+    assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
 def test_saving_that_fails_leaves_no_file(register, tmp_path, monkeypatch):
     attend()
     monkeypatch.setattr(decisions.os, "fdopen", lambda *_, **__: 1 / 0)

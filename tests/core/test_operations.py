@@ -274,3 +274,19 @@ def test_runtime_dtype_casts_and_the_output_has_the_dtype_of_query(name):
     np.testing.assert_array_equal(got.astype("bfloat16"), expected)
     called = OperationRegistry.create(name, metadata)(**mixed)
     np.testing.assert_array_equal(called.attention_outputs, got)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "sdpa"])
+def test_a_float64_bias_or_sink_stays_finite_beside_float32(name):
+    with jax.enable_x64(True):
+        x = (
+            jnp.ones((1, 3, 1, 8), jnp.float32)
+            * jnp.arange(3.0, dtype="float32")[None, :, None, None]
+        )
+        bias = jnp.full((3, 3), jnp.finfo(jnp.float64).min)
+        found = switchax.attention(x, x, x, bias=bias, operation=name)
+        np.testing.assert_allclose(found, 1.0, atol=1e-6)
+        if name == "vanilla":
+            sinks = jnp.full((1,), jnp.finfo(jnp.float64).max)
+            found = switchax.attention(x, x, x, softmax_aux=sinks, operation=name)
+            assert not found.any()

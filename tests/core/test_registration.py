@@ -125,6 +125,148 @@ def test_get_impl_name_is_a_classmethod():
     refused(cls, "get_impl_name to be a classmethod", "@classmethod")
 
 
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_a_get_impl_name_that_raises_is_refused(error):
+    def fail(cls):
+        raise error("no disk")
+
+    cls = stand_in("mute")
+    cls.get_impl_name = classmethod(fail)
+    refused(cls, "get_impl_name() to return names", f"{error.__name__}: no disk")
+
+
+def test_a_get_impl_name_that_raises_later_costs_nobody_else(register):
+    def fail(cls):
+        raise OSError("no disk")
+
+    cls = register(stand_in("forgetful"))
+    cls.get_impl_name = classmethod(fail)
+    assert switchax.attention(X, X, X, operation="vanilla").shape == X.shape
+    assert {"forgetful", "vanilla"} <= set(OperationRegistry.list_implementations())
+    with pytest.raises(RegistrationError, match=r":forgetful: .*got OSError: no disk"):
+        switchax.attention(X, X, X, operation="forgetful")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (SystemExit("bye"), r"unavailable\(\) raised SystemExit: bye"),
+        (OSError("no disk"), r"unavailable\(\) raised OSError: no disk"),
+        (None, r"unavailable\(\) raised TypeError: expected a str, got None"),
+    ],
+    ids=repr,
+)
+def test_an_unavailable_that_fails_costs_nobody_else(register, answer, says):
+    def unavailable(cls):
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    body = {"forward_native": taking(*PLAIN)["forward_native"]}
+    methods = {**body, "unavailable": classmethod(unavailable)}
+    register(stand_in("fragile", cost=Cost.FUSED, methods=methods))
+    assert switchax.attention(X, X, X).shape == X.shape
+    assert "fragile" not in OperationRegistry.list_implementations()
+    with pytest.raises(UnsupportedError, match=f"^fragile: expected .*{says}"):
+        switchax.attention(X, X, X, operation="fragile")
+
+
+def test_refusals_that_leave_the_program_cost_nobody_else(register):
+    def refusals(cls, request, target):
+        raise SystemExit("bye")
+
+    cls = stand_in("leaving", cost=Cost.FUSED)
+    cls.refusals = classmethod(refusals)
+    register(cls)
+    with pytest.warns(switchax.DegradedChoiceWarning, match="SystemExit: bye"):
+        assert switchax.attention(X, X, X).shape == X.shape
+    with pytest.raises(UnsupportedError, match=r"refusals\(\) raised SystemExit: bye"):
+        switchax.attention(X, X, X, operation="leaving")
+
+
+def with_init(name, init):
+    methods = {**taking(*PLAIN), "__init__": init}
+    return stand_in(name, methods=methods, cost=Cost.FUSED)
+
+
+def test_an_init_of_another_signature_is_refused():
+    def init(self, size):
+        pass
+
+    refused(with_init("sized", init), "__init__ to take metadata=None", "(size)")
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError, SystemExit])
+def test_an_init_that_raises_is_said_to_be_its_plugins_fault(register, error):
+    def init(self, metadata=None):
+        raise error("no disk")
+
+    register(with_init("unborn", init))
+    says = rf":unborn: expected .*, got {error.__name__}: no disk .*; upgrade or block"
+    for create in (
+        lambda: switchax.attention(X, X, X),
+        lambda: OperationRegistry.create("unborn"),
+    ):
+        with pytest.raises(RegistrationError, match=says):
+            create()
+    assert switchax.attention(X, X, X, operation="vanilla").shape == X.shape
+
+
+def test_an_init_may_refuse_its_configuration_by_name(register):
+    def init(self, metadata=None):
+        raise ValueError("choosy: expected a config, got none; give one")
+
+    register(with_init("choosy", init))
+    with pytest.raises(ValueError, match=r"^choosy: expected a config"):
+        switchax.attention(X, X, X, operation="choosy")
+
+
+def test_an_init_that_forgets_its_base_is_an_error_that_says_so(register):
+    cls = register(with_init("hollow", lambda self, metadata=None: None))
+    says = r"hollow: expected .* keeps its metadata.*super\(\).__init__\(metadata\)"
+    with pytest.raises(RegistrationError, match=says):
+        switchax.attention(X, X, X, operation="hollow")
+    with pytest.raises(RegistrationError, match=says):
+        cls()(X, X, X)
+
+
+@pytest.mark.parametrize(
+    ("ask", "kind", "says"),
+    [
+        (lambda r: r.unregister(3), TypeError, "unregister: .*BaseOperation, got 3"),
+        (lambda r: r.unregister([]), TypeError, r"unregister: .*got \[\]"),
+        (lambda r: r.get(3), TypeError, "operation: expected a name .*got 3"),
+        (lambda r: r.create([]), TypeError, r"operation: expected a name .*got \[\]"),
+        (lambda r: r.create("vanilla", 3), TypeError, r"create: .*metadata=3 \(int\)"),
+        (
+            lambda r: r.list_implementations("atention"),
+            ValueError,
+            r"list_implementations: .*'atention' \(did you mean 'attention'\?\)",
+        ),
+        (lambda r: r.list_implementations(3), TypeError, r"kind=3 \(int\)"),
+    ],
+)
+def test_the_registry_is_asked_with_the_right_types(ask, kind, says):
+    with pytest.raises(kind, match=says) as caught:
+        ask(OperationRegistry)
+    assert type(caught.value) is kind
+
+
+def test_implementations_are_listed_by_a_kind_or_its_name():
+    of_kind = OperationRegistry.list_implementations(ATTENTION)
+    assert of_kind == OperationRegistry.list_implementations("attention")
+    assert "vanilla" in of_kind
+
+
+def test_the_parts_of_a_kind_check_themselves():
+    with pytest.raises(RegistrationError, match=r"Feature: .*arguments='bias'; write"):
+        switchax.Feature("bias")
+    with pytest.raises(TypeError, match=r"ArraySpec.of: .*got 3; pass an array"):
+        switchax.ArraySpec.of(3)
+    with pytest.raises(TypeError, match=r"attention: .*metadata=3 \(int\)"):
+        ATTENTION.request(3, query=X, key=X, value=X)
+
+
 def test_an_unknown_feature_gets_the_near_miss():
     refused(stand_in("x", features={"casual"}), "'casual' (did you mean 'causal'?)")
 
@@ -137,7 +279,18 @@ def test_an_unknown_feature_gets_the_near_miss():
         ("dtypes", {"bfloat61"}, "(did you mean 'bfloat16'?)"),
         ("layouts", ("bthb",), "(did you mean 'bthd'?)"),
         ("layouts", "bthd", "write ('bthd',)"),
-        ("layouts", (), "at least one layout"),
+        ("layouts", (), "at least one of layouts"),
+        ("layouts", 3, "write ('bthd',)"),
+        ("layouts", ([],), "got []"),
+        ("platforms", set(), "at least one of platforms, got none"),
+        ("platforms", 3, "a set of names, got 3"),
+        ("dtypes", (), "at least one of dtypes, got none"),
+        ("dtypes", {jnp.float32}, "write the names as str"),
+        ("features", [[]], "a set of names, got [[]]"),
+        ("features", {3}, "a set of names, got {3}"),
+        ("forward_mode", 3, "a set of names, got 3"),
+        ("multiples", 3, "multiples=3"),
+        ("limits", {3: 3}, "a set of names, got {3: 3}"),
         ("forward_mode", {"tpus"}, "(did you mean 'tpu'?)"),
         ("multiples", {"q_len": 0}, "multiples['q_len']=0"),
         ("limits", {"head_dim": 1.5}, "limits['head_dim']=1.5"),
@@ -147,9 +300,9 @@ def test_an_unknown_feature_gets_the_near_miss():
 def test_capabilities_check_themselves(field, value, part):
     with pytest.raises(RegistrationError) as caught:
         Capabilities(**{field: value})
-    assert str(caught.value).startswith(f"Capabilities: expected {field}") or (
-        value == ()
-    )
+    beginnings = f"{field} ", f"{field}[", f"at least one of {field},"
+    beginnings = tuple(f"Capabilities: expected {text}" for text in beginnings)
+    assert str(caught.value).startswith(beginnings)
     assert part in str(caught.value)
 
 

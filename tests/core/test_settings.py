@@ -123,6 +123,8 @@ def test_lists_of_plugins_are_normalised(monkeypatch):
         ({"strict": 1}, "strict=1; write 1 or 0"),
         ({"cache_dir": 3}, "cache_dir=3; give a file system path"),
         ({"lock": ""}, "lock=''"),
+        ({"lock": "a\0b"}, "lock to be a path"),
+        ({"lock": b"a"}, "lock=b'a'"),
     ],
 )
 def test_a_bad_value_is_an_error_and_changes_nothing(values, part):
@@ -146,6 +148,12 @@ def test_names_are_a_comma_list_or_a_sequence():
             assert inside.operation == ("a", "b")
     with switchax.use("a"), switchax.use("auto") as inside:
         assert inside.operation == ()
+
+
+def test_use_takes_one_operation():
+    says = "^use: expected operation once, got 'a' and operation='b'"
+    with pytest.raises(SettingsError, match=says), switchax.use("a", operation="b"):
+        pass
 
 
 def test_use_nests_and_ends_with_an_error():

@@ -1,5 +1,6 @@
 """The device a program will run on, present or described."""
 
+import re
 import types
 
 import jax
@@ -8,7 +9,7 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 import switchax
-from switchax import OperationRegistry, Target, current_target
+from switchax import OperationRegistry, Target, UnsupportedError, current_target
 from switchax.target import target_of_device
 
 from .standins import registration, stand_in
@@ -150,3 +151,106 @@ def test_explain_takes_a_mesh_or_a_target(flash):
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
     assert switchax.explain(**arrays, mesh=mesh).target == Target("cpu")
     assert switchax.explain(**arrays).chosen == "sdpa:sdpa"
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "says"),
+    [
+        (("nope",), ValueError, "platform='nope'; Target.parse reads"),
+        (("cpv",), ValueError, r"platform='cpv' \(did you mean 'cpu'\?\)"),
+        (("gpu",), ValueError, "platform='gpu'.*Target.parse reads"),
+        ((3,), TypeError, "platform to be a str, got platform=3"),
+        (("tpu", 3), TypeError, "device_kind to be a str, got device_kind=3"),
+        (("tpu", "", 5), TypeError, "generation to be a str, got generation=5"),
+    ],
+)
+def test_a_target_checks_itself(given, kind, says):
+    with pytest.raises(kind, match=f"^Target: expected .*{says}"):
+        Target(*given)
+
+
+def test_a_device_of_another_platform_is_a_target_that_nothing_honours():
+    target = target_of_device(fake("neuron", "NC_v3"))
+    assert target == Target("neuron", "NC_v3")
+    answer = switchax.explain(query=X, key=X, value=X, target=target)
+    assert answer.chosen is None
+    assert "platform=neuron" in answer.error
+
+
+@pytest.mark.parametrize("arrays", [3, None, "tpu", {"query": 1}, jnp.ones(2)])
+def test_arrays_are_a_sequence_of_arrays(arrays):
+    with pytest.raises(TypeError, match=r"^current_target: expected arrays to be a s"):
+        current_target(arrays)
+
+
+CALL = {"query": X, "key": X, "value": X}
+
+
+@pytest.mark.parametrize(
+    ("question", "kind", "says"),
+    [
+        ({"request": 3}, TypeError, r"request=3 \(int\)"),
+        ({"request": "sdpa"}, TypeError, r"request='sdpa' \(str\)"),
+        ({**CALL, "mesh": 3}, TypeError, r"a Mesh or AbstractMesh, got mesh=3 \(int\)"),
+        ({**CALL, "target": "tpu", "mesh": tpu_mesh()}, TypeError, "got both; pass"),
+        ({**CALL, "target": "nope"}, ValueError, "target='nope'"),
+        ({**CALL, "kind": 3}, TypeError, r"kind=3 \(int\)"),
+        ({**CALL, "kind": []}, TypeError, r"kind=\[\] \(list\)"),
+        ({**CALL, "kind": "atention"}, ValueError, "did you mean 'attention'"),
+        ({**CALL, "operation": 3}, TypeError, "operation=3"),
+        ({**CALL, "operation": ["auto", "sdpa"]}, ValueError, "'auto' alone"),
+    ],
+    ids=str,
+)
+def test_explain_says_what_it_expected(question, kind, says):
+    with pytest.raises(kind, match=says) as caught:
+        switchax.explain(**question)
+    assert re.match(r"(explain|target): expected .+, got .+; .+", str(caught.value))
+
+
+def test_a_request_of_another_kind_is_not_planned():
+    request = switchax.Request("attention", frozenset(), "float32", "bthd", "m")
+    with pytest.raises(TypeError, match=r"^attention: expected an AttentionRequ"):
+        switchax.explain(request)
+
+
+def test_an_abstract_mesh_without_a_device_says_nothing():
+    mesh = AbstractMesh((4,), ("data",), (AxisType.Auto,))
+    assert switchax.explain(**CALL, mesh=mesh).target == Target("cpu")
+    empty = AbstractMesh((), ())
+    assert switchax.explain(**CALL, mesh=empty).target == Target("cpu")
+
+
+def by_platform(name):
+    """Has a method of its own on CPU and on TPU."""
+
+    def forward(self, query, key, value, *, softmax_scale):
+        return query
+
+    methods = {"forward_cpu": forward, "forward_tpu": forward}
+    return stand_in(name, methods=methods, platforms={"cpu", "tpu"})
+
+
+def test_a_backend_other_than_the_arguments_is_refused_unless_it_means_the_same():
+    metadata = switchax.OperationMetadata(backend="tpu")
+    x = jnp.ones((1, 4, 2, 8))
+    with registration() as register:
+        register(by_platform("two_ways"))
+        operation = OperationRegistry.create("two_ways", metadata)
+        for attend in (
+            lambda: switchax.attention(
+                x, x, x, operation="two_ways", metadata=metadata
+            ),
+            lambda: operation(x, x, x),
+        ):
+            says = "^two_ways: expected metadata.backend cpu, got metadata.backend=tpu"
+            with pytest.raises(UnsupportedError, match=says) as caught:
+                attend()
+            ((refusal,),) = caught.value.refusals.values()
+            assert (refusal.code, refusal.actual, refusal.allowed) == (
+                "backend",
+                "tpu",
+                "cpu",
+            )
+    vanilla = OperationRegistry.create("vanilla", metadata)
+    assert vanilla(x, x, x).attention_outputs.shape == x.shape

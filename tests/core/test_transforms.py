@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import Mesh, PartitionSpec
 
 import switchax
@@ -15,7 +16,7 @@ from switchax.kinds.attention.oracle import attention_oracle, attention_oracle_v
 from . import attention_cases as cases
 from .attention_cases import Call, Case
 from .kernels import kernel
-from .standins import registration
+from .standins import registration, stand_in
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -365,3 +366,100 @@ def test_lse_under_differentiation_is_refused_where_not_declared(limited, drawn)
 
     with pytest.raises(UnsupportedError, match=r"^sdpa: .*got one of lse"):
         jax.grad(lse_of_sdpa)(drawn["query"])
+
+
+def test_forward_mode_of_a_custom_vjp_is_refused_by_name(drawn):
+    @jax.custom_vjp
+    def copy(x):
+        return x
+
+    copy.defvjp(lambda x: (x, None), lambda _, d: (d,))
+
+    def forward(self, query, key, value, *, softmax_scale):
+        return copy(query)
+
+    differentiable = {"query", "key", "value"}
+    methods = {"forward_native": forward}
+    q = drawn["query"]
+    with registration() as register:
+        register(stand_in("reverse", methods=methods, differentiable=differentiable))
+        attend = functools.partial(named("reverse"), key=q, value=q)
+        for wrap in (lambda f: f, jax.jit):
+            says = r"^reverse: expected .*got forward mode"
+            with pytest.raises(UnsupportedError, match=says):
+                jax.jvp(wrap(attend), (q,), (q,))
+            with pytest.raises(UnsupportedError, match=says):
+                wrap(lambda x: jax.jvp(attend, (x,), (x,)))(q)
+            with pytest.raises(UnsupportedError, match=says):
+                wrap(jax.jacfwd(attend))(q)
+        assert jax.grad(lambda x: attend(x).sum())(q).shape == q.shape
+
+
+# Symbolic sizes, of jax.export.
+
+
+def exported(operation, shapes, **options):
+    arrays = {n: jax.ShapeDtypeStruct(s, "float32") for n, s in shapes.items()}
+    return export.export(jax.jit(named(operation, **options)))(**arrays)
+
+
+@pytest.mark.parametrize("operation", ["auto", "vanilla"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True, "q_offset": 0},
+        {"window": (2, 1), "q_offset": 1},
+        {"causal": True, "q_offset": np.int32(1), "kv_lengths": np.array([2, 3])},
+    ],
+    ids=lambda o: "-".join(o),
+)
+def test_a_program_of_symbolic_lengths_means_the_same(operation, options):
+    q_len, kv_len = export.symbolic_shape("t, s")
+    kv = (2, kv_len, 2, 8)
+    program = exported(
+        operation, {"query": (2, q_len, 4, 8), "key": kv, "value": kv}, **options
+    )
+    rng = np.random.default_rng(0)
+    for rows, keys in ((1, 3), (5, 4)):
+        q = rng.normal(size=(2, rows, 4, 8)).astype("float32")
+        k, v = rng.normal(size=(2, 2, keys, 2, 8)).astype("float32")
+        expected = named("vanilla", **options)(q, k, v)
+        close(program.call(query=q, key=k, value=v), expected)
+
+
+def test_visibility_of_symbolic_lengths_folds_into_a_mask():
+    n = export.symbolic_shape("n")[0]
+    x = jax.ShapeDtypeStruct((2, n, 4, 8), "float32")
+    ids = jax.ShapeDtypeStruct((2, n), "int32")
+    call = {"query": x, "key": x, "value": x}
+    answer = switchax.explain(**call, q_segment_ids=ids, kv_segment_ids=ids)
+    assert answer.chosen == "sdpa:sdpa"
+    program = export.export(jax.jit(named("sdpa")))(
+        **call, q_segment_ids=ids, kv_segment_ids=ids
+    )
+    q = np.ones((2, 3, 4, 8), "float32")
+    numbers = np.array([[0, 0, 1]] * 2, "int32")
+    got = program.call(
+        query=q, key=q, value=q, q_segment_ids=numbers, kv_segment_ids=numbers
+    )
+    close(got, q)
+
+
+def test_what_a_symbol_may_break_is_refused_before_the_kernel():
+    n = export.symbolic_shape("n")[0]
+    shapes = dict.fromkeys(("query", "key", "value"), (2, n, 4, 8))
+    says = r"^sdpa: expected q_len a number, got q_len=n; .*'vanilla'"
+    with pytest.raises(UnsupportedError, match=says):
+        exported("sdpa", shapes, causal=True)
+    with registration() as register:
+        register(kernel("tiled", {"kv_lengths"}, multiples={"kv_len": 128}))
+        register(kernel("small", limits={"kv_len": 128}))
+        with pytest.raises(UnsupportedError, match=r"kv_len a multiple of 128, got .*"):
+            exported("tiled", shapes)
+        with pytest.raises(UnsupportedError, match=r"kv_len at most 128, got kv_len=n"):
+            exported("small", shapes)
+    shapes = dict.fromkeys(("query", "key", "value"), (2, 3, 4, n))
+    with pytest.raises(ValueError, match="softmax_scale where head_dim is symbolic"):
+        exported("vanilla", shapes)
+    assert exported("vanilla", shapes, softmax_scale=1.0).out_avals[0].shape[3] == n

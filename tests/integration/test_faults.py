@@ -347,6 +347,25 @@ def test_a_damaged_entry_point_file_costs_one_distribution(
     assert f"not loaded: {name}:? 1.0: failed, {problem}" in answers["unknown"]
 
 
+@pytest.mark.parametrize("text", [MALFORMED, b"[other]\nthis is no entry point\n"])
+def test_the_first_call_names_the_damaged_file_that_stops_jax(tmp_path, text):
+    site = Site(tmp_path)
+    site.add("some-kernel", text)
+    script = """
+        import numpy as np
+
+        x = np.ones((1, 2, 1, 8), "float32")
+        report(
+            call=error_of(switchax.attention, x, x, x),
+            listed=error_of(OperationRegistry.list_implementations),
+        )
+        """
+    answers = site.run(script, arrays=False)
+    for answer in answers.values():
+        assert answer.startswith("RuntimeError: JAX: expected a device to start on")
+        assert "some_kernel-1.0.dist-info/entry_points.txt" in answer
+
+
 def test_doctor_runs_beside_a_damaged_file(tmp_path):
     site = Site(tmp_path)
     site.add("some-kernel", MALFORMED)

@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 from .settings import normalised
 
-__all__ = ["GROUP", "FoundPlugin", "find_plugins"]
+__all__ = ["GROUP", "FoundPlugin", "damaged_files", "find_plugins"]
 
 GROUP = "switchax.plugins"
 _SECTION = re.compile(rf"^\s*\[\s*{re.escape(GROUP)}\b", re.MULTILINE)
@@ -88,6 +88,22 @@ def _plugins_of(distribution: Distribution) -> list[FoundPlugin]:
         return [_damaged(distribution, problem)]
     name, version = _name_of(distribution), _version_of(distribution)
     return [FoundPlugin(point.name, name, version, point.value) for point in points]
+
+
+def damaged_files() -> list[tuple[str, str]]:
+    """Returns each entry_points.txt that cannot be read, with the problem.
+
+    Whoever's it is, it stops JAX's own start.
+    """
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        try:
+            list(distribution.entry_points)
+        except Exception as error:  # configparser's, Unicode's, the file system's
+            folder = str(getattr(distribution, "_path", "an unnamed distribution"))
+            problem = " ".join(f"{type(error).__name__}: {error}".split())
+            found.setdefault(f"{folder}/entry_points.txt", problem)
+    return sorted(found.items())
 
 
 def _damaged(distribution: Distribution, problem: str) -> FoundPlugin:

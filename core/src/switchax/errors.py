@@ -88,7 +88,7 @@ class ContestedNameError(ValueError):
 
 
 class DecisionLockError(RuntimeError):
-    """A choice that differs from the decisions this run is held to."""
+    """A choice that differs from the locked decisions, or a lock file that fails."""
 
 
 class RegistrationError(TypeError):

@@ -72,8 +72,9 @@ def _parse(name: str, value: Any, source: str) -> Any:
     if name in ("strict", "force_native", "autoload"):
         return _parse_bool(name, value, source)
     if name in ("cache_dir", "lock"):
-        if isinstance(value, str | os.PathLike) and str(value):
-            return Path(value)
+        text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+        if isinstance(text, str) and text and "\0" not in text:
+            return Path(text)
         raise _bad(
             source, f"{name} to be a path", name, value, "give a file system path"
         )
@@ -233,6 +234,11 @@ def use(operation: Any = None, /, **values: Any) -> Iterator[Settings]:
         ...     y = switchax.attention(q, k, v)
     """
     if operation is not None:
+        if "operation" in values:
+            raise SettingsError(
+                f"use: expected operation once, got {operation!r} and operation="
+                f"{values['operation']!r}; pass one"
+            )
         values["operation"] = operation
     for name in values:
         if name in DISCOVERY:

@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 import switchax
 from switchax import Target
 from switchax.kinds.attention.oracle import attention_oracle
 from switchax_sdpa import kernel
+from switchax_sdpa import operation as plugin
 from switchax_sdpa.operation import CudnnAttention, SdpaAttention, cudnn_refusals
 
 CAUSAL = {"softmax_scale": 0.5, "causal": True, "window": None}
@@ -151,6 +153,7 @@ def test_on_cuda_cudnn_runs_where_it_fits(
         return q
 
     monkeypatch.setattr(kernel.jax.nn, "dot_product_attention", record)
+    monkeypatch.setattr(plugin, "cudnn_problem", lambda: "")
     options = {**CAUSAL, "bias": None, "mask": None}
     if operation is SdpaAttention:
         options["return_lse"] = False
@@ -163,3 +166,53 @@ def test_cudnn_on_a_cpu_is_one_clear_error():
         switchax.attention(*operands("bfloat16"), operation="cudnn")
     (refusals,) = e.value.refusals.values()
     assert refusals[0].actual == "cpu"
+
+
+def test_without_cudnn_a_program_for_cuda_takes_xla_or_is_refused(monkeypatch):
+    def lacking(q, *_, implementation, **__):
+        if implementation == "cudnn":
+            raise RuntimeError("cuDNN is not detected.")
+        return q
+
+    monkeypatch.setattr(kernel.jax.nn, "dot_product_attention", lacking)
+    plugin.cudnn_problem.cache_clear()
+    options = {**CAUSAL, "bias": None, "mask": None}
+    try:
+        SdpaAttention().forward_cuda(*operands("bfloat16"), **options, return_lse=False)
+        says = r"^cudnn: expected .*cuDNN is not detected; install JAX for CUDA, or .*"
+        with pytest.raises(switchax.UnsupportedError, match=says):
+            CudnnAttention().forward_cuda(*operands("bfloat16"), **options)
+    finally:
+        plugin.cudnn_problem.cache_clear()
+
+
+@pytest.mark.parametrize("backend", ["cuda", "gpu"])
+@pytest.mark.parametrize("operation", ["auto", "sdpa", "cudnn"])
+def test_a_backend_that_is_not_here_is_never_an_error_of_jax(backend, operation):
+    q, k, v = operands("bfloat16")
+    metadata = switchax.OperationMetadata(backend=backend)
+
+    def attend(q, k, v):
+        return switchax.attention(q, k, v, operation=operation, metadata=metadata)
+
+    if operation == "auto":
+        assert attend(q, k, v).shape == q.shape
+    else:
+        with pytest.raises(switchax.UnsupportedError, match=f"^{operation}: expected "):
+            attend(q, k, v)
+    with pytest.raises(switchax.UnsupportedError, match=r"^(sdpa|cudnn): expected "):
+        jax.jit(attend)(q, k, v)
+
+
+@pytest.mark.parametrize("axis", ["batch", "q_len", "heads", "head_dim"])
+def test_symbolic_sizes_are_honoured_or_refused(axis):
+    n = export.symbolic_shape("n")[0]
+    sizes = {"batch": 2, "q_len": 6, "heads": 2, "head_dim": 8, axis: n}
+    x = jax.ShapeDtypeStruct(tuple(sizes.values()), "bfloat16")
+    call = {"query": x, "key": x, "value": x, "softmax_scale": 1.0}
+    plain = switchax.explain(**call, operation="sdpa")
+    assert plain.chosen == "sdpa:sdpa"
+    causal = switchax.explain(**call, causal=True, operation="sdpa")
+    assert (causal.chosen is None) is (axis == "q_len")
+    fused = switchax.explain(**call, operation="cudnn", target="cuda:h100")
+    assert f"{axis}=n" in fused.error

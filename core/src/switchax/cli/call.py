@@ -37,8 +37,26 @@ def arguments_of(kind: str, flags: Mapping[str, Any]) -> dict[str, Any]:
     elif kind == "attention" and not flags["others"]:
         todo = "for example --q 1,1024,8,64 --kv 1,1024,2,64 --causal"
         raise wrong("--q SHAPE", "no --q", todo)
+    else:
+        _check_beside_q(flags)
     arguments |= _static(flags)
-    return arguments | dict(map(_other, flags["others"]))
+    for name, value in map(_other, flags["others"]):
+        if name in arguments:
+            todo = "say it once, by its own flag or by --arg"
+            raise wrong("each argument once", f"{name} twice", todo)
+        arguments[name] = value
+    return arguments
+
+
+def _check_beside_q(flags: Mapping[str, Any]) -> None:
+    """Raises for flags of arrays that without `--q` would be dropped."""
+    lengths = ("segment_ids", "q_lengths", "kv_lengths", "q_offset")
+    for name in ("kv", "v", "bias", "mask", "sinks", *lengths):
+        value = flags[name]
+        if value is not None and value is not False:
+            flag = f"--{name.replace('_', '-')}"
+            todo = "or give all arrays by --arg"
+            raise wrong(f"--q SHAPE with {flag}", "no --q", todo)
 
 
 def _static(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +97,7 @@ def _arrays(flags: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct | int]:
         "bias": (flags["bias"], flags["dtype"]),
         "mask": (flags["mask"], "bool"),
         "softmax_aux": (_sinks(heads, sinks), flags["dtype"]),
-        "dropout_key": ((2,) if flags["dropout"] else None, "uint32"),
+        "dropout_key": (() if flags["dropout"] else None, _key_dtype()),
     }
     if flags["segment_ids"]:
         shapes["q_segment_ids"] = (rows if packed else batch + rows, "int32")
@@ -99,6 +117,10 @@ def _arrays(flags: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct | int]:
 
 def _array(shape: Shape, dtype: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def _key_dtype() -> Any:
+    return jax.eval_shape(jax.random.key, 0).dtype
 
 
 def _sinks(heads: int, sinks: int | None) -> Shape | None:

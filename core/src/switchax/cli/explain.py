@@ -19,7 +19,7 @@ from switchax.target import Target
 
 from .call import arguments_of
 from .errors import Failure, WrongCall
-from .flags import request_options
+from .flags import request_options, wrong
 from .output import show_json, stdout_kept
 from .targets import present_target, target_option
 from .verdicts import show_explanation
@@ -53,6 +53,9 @@ def explain(
     Example: switchax explain --q 1,1024,8,64 --kv 1,1024,2,64 --causal --target tpu:v5e
     """
     names = [name.strip() for name in operation.split(",") if name.strip()]
+    if not names or ("auto" in names and len(names) > 1):
+        rule, got = "names in --operation, or auto", f"--operation={operation!r}"
+        raise wrong(rule, got, "leave it out for auto")
     with stdout_kept(), _wide_types(flags):
         request = _request(kind, flags)
         if target is None:

@@ -53,6 +53,13 @@ def _offset(ctx: click.Context, param: click.Parameter, text: str | None) -> Any
         raise wrong(rule, f"--q-offset={text}", todo) from None
 
 
+def _sinks(ctx: click.Context, param: click.Parameter, number: int | None) -> Any:
+    if number is not None and number < 0:
+        todo = "each head has that many extra logits"
+        raise wrong("a number of at least 0", f"--sinks={number}", todo)
+    return number
+
+
 def _dtype(ctx: click.Context, param: click.Parameter, text: str) -> str:
     try:
         return str(jnp.dtype(text).name)
@@ -107,7 +114,9 @@ _OPTIONS = (
     click.option("--kv-lengths", is_flag=True, help="Valid keys of each sample."),
     click.option("--softmax-scale", type=float),
     click.option("--soft-cap", type=float),
-    click.option("--sinks", type=int, metavar="N", help="Sinks of each head."),
+    click.option(
+        "--sinks", type=int, callback=_sinks, metavar="N", help="Sinks of each head."
+    ),
     click.option("--dropout", type=float, metavar="P"),
     click.option("--lse", is_flag=True, help="Ask for the log-sum-exp."),
     click.option("--weights", is_flag=True, help="Ask for the probabilities."),

@@ -37,6 +37,8 @@ def present_target() -> tuple[Target | None, str]:
     try:
         return current_target(), ""
     except Exception as error:
+        if str(error).startswith("JAX: "):  # the house form already
+            return None, str(error)
         got = one_line(f"{type(error).__name__}: {error}")
         todo = "ask for another by --target, or see `switchax doctor`"
         return None, house_message("JAX", "a device to start on", got, todo)
