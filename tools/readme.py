@@ -12,9 +12,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import os
 import re
 import sys
 from pathlib import Path
+
+# Read once, when JAX starts its backend.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import switchax
 from switchax.loading import ensure_loaded

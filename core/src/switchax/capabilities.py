@@ -61,9 +61,11 @@ class Capabilities:
         multiples: Sizes that must be a multiple of a number, such as
             `{"kv_len": 128}`; core pads q_len, kv_len and head_dim where it can.
         limits: Largest size taken, such as `{"head_dim": 256}`.
-        opaque: The partitioner cannot see into the kernel (Pallas, Triton).
-        shardable: Axes over which an opaque kernel may be sharded. Both are checked
-            and shown, but core does not wrap opaque kernels in shard_map yet.
+        opaque: The partitioner cannot see into the kernel (Pallas, Triton). On a
+            mesh core runs it in a `jax.shard_map`, or refuses.
+        shardable: Sizes over which an opaque kernel may be split: "batch" and "heads"
+            for attention. An operation that splits sequences builds its own
+            shard_map, and is not opaque.
         forward_mode: jvp is right: True, False, or the platforms where it is.
             Elsewhere it raises.
         second_order: Likewise for derivatives of derivatives.
