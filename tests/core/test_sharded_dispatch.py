@@ -244,6 +244,68 @@ def test_another_mesh_than_the_one_in_force_is_an_error():
         switchax.attention(*operands(), metadata=metadata, operation="vanilla")
 
 
+def test_the_same_axes_on_other_devices_are_another_mesh():
+    names, devices = ("dp", "tp"), np.array(jax.devices())
+    set_one, other = (
+        jax.sharding.Mesh(half.reshape(2, 2), names) for half in np.split(devices, 2)
+    )
+    with jax.set_mesh(set_one), pytest.raises(ValueError, match="same devices"):
+        switchax.attention(*operands(), metadata=OperationMetadata(mesh=other))
+
+
+def test_an_abstract_mesh_runs_no_opaque_kernel_but_lowers_it():
+    mesh = jax.sharding.AbstractMesh((2, 4), ("dp", "tp"), (AxisType.Auto,) * 2)
+
+    def attend(*arguments):
+        return switchax.attention(*arguments, operation="opaque")
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        with pytest.raises(ValueError, match="a mesh with devices"):
+            attend(*operands())
+        assert "manual_computation" in jax.jit(attend).lower(*operands()).as_text()
+
+
+def test_a_symbolic_batch_is_not_split():
+    (batch,) = jax.export.symbolic_shape("b")
+    shapes = [jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in operands()]
+
+    def exported(name):
+        attend = jax.jit(lambda *a: switchax.attention(*a, operation=name))
+        return jax.export.export(attend)(*shapes)
+
+    with jax.set_mesh(mesh_of(**AUTO)):
+        assert exported("vanilla").out_avals[0].shape[0] == batch
+        with pytest.raises(UnsupportedError, match="sizes=b"):
+            exported("opaque")
+
+
+@pytest.mark.parametrize("axes", [("x", "y"), ("y", "x")])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_kv_heads_are_repeated_over_several_explicit_axes(axes, kv_heads):
+    rules = PartitionAxis(batch_axis=None, head_axis=axes, kv_head_axis=axes)
+    metadata = OperationMetadata(partition_axis=rules)
+    call = Call("plain", {"metadata": metadata}, {"kv_heads": kv_heads})
+    expected = call.loss("vanilla")(*call.arguments())
+    with jax.set_mesh(mesh_of(AxisType.Explicit, x=2, y=4)):
+        assert_same(call.loss("opaque")(*call.arguments()), expected)
+
+
+def test_a_length_that_an_array_s_type_splits_is_refused():
+    mesh = mesh_of(AxisType.Explicit, dp=2, x=2)
+    split = NamedSharding(mesh, P("dp", "x"))
+    arguments = [jax.device_put(x, split) for x in operands()]
+    with jax.set_mesh(mesh), pytest.raises(UnsupportedError, match="over x=2"):
+        switchax.attention(*arguments, operation="opaque")
+
+
+def test_a_mesh_of_types_alone_must_be_set_for_opaque_kernels():
+    mesh = mesh_of(AxisType.Explicit, dp=2, tp=4)
+    split = NamedSharding(mesh, P("dp", None, "tp"))
+    arguments = [jax.device_put(x, split) for x in operands(kv_heads=8)]
+    with pytest.raises(UnsupportedError, match=r"jax\.set_mesh"):
+        switchax.attention(*arguments, operation="opaque")
+
+
 def test_rules_of_ones_own_name_the_axes():
     axes = PartitionAxis(batch_axis="x", head_axis="y", kv_head_axis="y")
     metadata = OperationMetadata(partition_axis=axes, mesh=mesh_of(x=4, y=2))

@@ -106,7 +106,7 @@ def run_operation(
     check_keeps_metadata(where, operation)
     call = kind.bind(where, _named(where, kind, args, kwargs), operation.metadata)
     metadata = operation.metadata
-    placement = placement_of(kind, call.request, metadata)
+    placement = placement_of(kind, call.request, metadata, call.arrays)
     target = current_target(call.arrays.values(), metadata.backend, metadata.mesh)
     force_native = current_settings().force_native
     plan, shards = _planned(type(operation), call.request, placement)
@@ -179,7 +179,7 @@ def run_named(
     names = operation_names(where, operation)
     settings = current_settings()
     call = kind.bind(where, arguments, metadata)
-    placement = placement_of(kind, call.request, metadata)
+    placement = placement_of(kind, call.request, metadata, call.arrays)
     target = current_target(call.arrays.values(), metadata.backend, metadata.mesh)
     names = names or settings.operation
     decision = choose(kind, call.request, target, names, settings, metadata, placement)

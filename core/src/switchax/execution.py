@@ -11,7 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
 
+from .checks import fail_value
+from .compat import is_tracing
 from .errors import UnsupportedError, house_message
 from .kind import Arrays, Call, Plan
 from .lowering import check_when_lowered
@@ -20,7 +23,7 @@ from .operation import BaseOperation, forward_method, forward_parameters
 from .placement import Placement, Shards, Specs
 from .request import Request
 from .reverse_only import reverse_only
-from .sharding import constrain, has_explicit_axes, is_mesh_set, with_auto_axes
+from .sharding import constrain, is_mesh_set, with_auto_axes
 from .target import PLATFORMS, Target, gpu_vendor
 
 __all__ = ["Invocation", "run"]
@@ -59,13 +62,13 @@ def run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
     operation = copy.copy(invocation.operation)
     outputs_lie: Specs = ()
     placement = invocation.placement
-    if placement is not None and placement.specs and has_explicit_axes():
+    if placement is not None and placement.passed:
         kind, request = operation.kind, invocation.request
-        outputs_lie = tuple(kind.outputs_like_inputs(request, arrays).items())
+        outputs_lie = tuple(kind.outputs_like_inputs(request, placement).items())
     invocation = dataclasses.replace(
         invocation, operation=operation, outputs=outputs_lie
     )
-    arrays = _placed(invocation, arrays)
+    arrays = _before_tracing(invocation, arrays)
     try:
         outputs: dict[str, Any] = _run(invocation, arrays)
     except TypeError as error:
@@ -113,15 +116,28 @@ def _compute(
     return outputs
 
 
-def _placed(invocation: Invocation, arrays: Arrays) -> Arrays:
+def _before_tracing(invocation: Invocation, arrays: Arrays) -> Arrays:
     """Lays the arguments out on the mesh, as far as each can be split."""
     placement, shards = invocation.placement, invocation.shards
     if placement is None:
         return arrays
-    specs = dict(placement.specs if shards is None else shards.inputs)
+    if shards is None:
+        return _placed(placement, placement.specs, arrays)
+    if isinstance(placement.mesh, AbstractMesh) and not is_tracing():
+        raise fail_value(
+            invocation.operation.names()[0],
+            "a mesh with devices to run on",
+            f"an abstract one of {placement}",
+            "use jax.set_mesh with a jax.sharding.Mesh, or lower without running",
+        )
+    return _placed(placement, shards.placed, arrays)
+
+
+def _placed(placement: Placement, specs: Specs, arrays: Arrays) -> Arrays:
+    wishes = dict(specs)
     return {
-        name: constrain(array, specs[name], placement.mesh) if name in specs else array
-        for name, array in arrays.items()
+        name: constrain(x, wishes[name], placement.mesh) if name in wishes else x
+        for name, x in arrays.items()
     }
 
 
@@ -131,7 +147,8 @@ def _over_shards(
     """Runs an opaque kernel on each device by itself."""
     placement, kind = invocation.placement, invocation.operation.kind
     assert placement is not None  # shards come of one
-    arrays = _placed(invocation, kind.spread(arrays, shards, invocation.request))
+    arrays = kind.spread(arrays, shards, invocation.request)
+    arrays = _placed(placement, shards.inputs, arrays)
 
     def on_device(arrays: Arrays) -> dict[str, Any]:
         arrays = kind.inside_shard(arrays, shards)

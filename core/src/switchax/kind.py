@@ -184,13 +184,13 @@ class OperationKind(abc.ABC):
         return {}
 
     def outputs_like_inputs(
-        self, request: Request, arrays: Arrays
+        self, request: Request, placement: Placement
     ) -> Mapping[str, PartitionSpec]:
-        """How outputs lie where axes are explicit, of how the arguments lie.
+        """How outputs lie where axes are explicit, of how the arguments lay.
 
         Args:
             request: The request as the user made it.
-            arrays: The arguments; the spec of each is part of its type.
+            placement: Its `passed` says how each argument lay.
 
         Returns:
             A spec for each output that was asked for, by field.

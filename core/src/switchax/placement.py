@@ -8,17 +8,26 @@ does not see into an opaque kernel (Pallas, Triton): there core builds the
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from . import compat
 from .capabilities import Capabilities
 from .checks import fail_value
 from .errors import Refusal
 from .request import Request
-from .sharding import AnyMesh, as_spec, current_mesh, flat_names
+from .sharding import (
+    AnyMesh,
+    as_spec,
+    current_mesh,
+    flat_names,
+    has_explicit_axes,
+    is_mesh_set,
+)
 
 if TYPE_CHECKING:
     from .kind import Adaptation, OperationKind
@@ -43,19 +52,25 @@ class Placement:
     Attributes:
         mesh: The mesh in force; inside shard_map its manual axes say so.
         specs: A wish for each array argument and output, by name, not corrected.
+        passed: Where axes are explicit, how each array lay when it was passed.
+        is_set: Whether the mesh is in force; if not, it is that of the arrays' types.
     """
 
     mesh: AnyMesh
     specs: Specs
+    passed: Specs = ()
+    is_set: bool = True
 
     def spec(self, name: str) -> PartitionSpec:
         """The wish for one array; whole where there is none."""
         return dict(self.specs).get(name, as_spec(()))
 
-    def splitting(self, entry: Any) -> tuple[str, ...]:
-        """The axes of one dimension of a spec that this mesh splits it over."""
+    def splitting_dimension(self, name: str, dim: int) -> tuple[str, ...]:
+        """The axes that a wish, or how it was passed, splits a dimension over."""
         sizes = _open_axes(self.mesh)
-        return tuple(name for name in flat_names(entry) if sizes.get(name, 1) > 1)
+        specs = (self.spec(name), dict(self.passed).get(name, ()))
+        found = [n for spec in specs for n in flat_names(list(spec[dim : dim + 1]))]
+        return tuple(name for name in dict.fromkeys(found) if sizes.get(name, 1) > 1)
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.mesh.shape.items())
@@ -67,7 +82,8 @@ class Shards:
 
     Attributes:
         request: The call that each device makes.
-        inputs: A spec for each array argument, by name.
+        placed: A spec for each array argument as it was passed, by name.
+        inputs: Likewise as the kernel is given it, after `OperationKind.spread`.
         outputs: A spec for each output that was asked for, by field.
         axes: The mesh axes that split something.
         adaptations: What splitting changes.
@@ -75,6 +91,7 @@ class Shards:
     """
 
     request: Request
+    placed: Specs = ()
     inputs: Specs = ()
     outputs: Specs = ()
     axes: tuple[str, ...] = ()
@@ -83,27 +100,51 @@ class Shards:
 
 
 def placement_of(
-    kind: OperationKind, request: Request, metadata: OperationMetadata
+    kind: OperationKind,
+    request: Request,
+    metadata: OperationMetadata,
+    arrays: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> Placement | None:
     """Returns the placement of a call, or None where nothing can be split.
+
+    Args:
+        kind: The request's kind.
+        request: The request as the user made it.
+        metadata: Its mesh and rules.
+        arrays: The arguments by name; an explicit axis is part of their types.
 
     Raises:
         ValueError: If the metadata's mesh is another than that of `jax.set_mesh` or
             of the shard_map around.
     """
     mesh = metadata.mesh
-    context = jax.sharding.get_abstract_mesh()
-    if mesh is not None and not context.empty:
-        if dict(context.shape) != dict(mesh.shape):
-            got = f"{dict(mesh.shape)} beside {dict(context.shape)}"
-            rule = "metadata's mesh to be the one in force"
-            raise fail_value(request.kind, rule, got, "leave one of the two out")
+    if mesh is not None and is_mesh_set():
+        _check_same(request.kind, mesh)
         mesh = current_mesh()
-    if mesh is None or not any(size > 1 for size in _open_axes(mesh).values()):
+    types_ = {name: jax.typeof(array).sharding for name, array in arrays.items()}
+    if mesh is None:
+        split = [s.mesh for s in types_.values() if any(flat_names(list(s.spec)))]
+        return Placement(split[0], (), is_set=False) if split else None
+    if not any(size > 1 for size in _open_axes(mesh).values()):
         return None
     if {AxisType.Manual, AxisType.Explicit} <= set(mesh.axis_types):
         return Placement(mesh, ())  # JAX hands over no axes from within shard_map
-    return Placement(mesh, tuple(kind.specs(request, metadata).items()))
+    passed: Specs = ()
+    if has_explicit_axes():
+        passed = tuple((name, s.spec) for name, s in types_.items())
+    return Placement(mesh, tuple(kind.specs(request, metadata).items()), passed)
+
+
+def _check_same(where: str, mesh: AnyMesh) -> None:
+    """Raises unless a mesh is the one in force, types of its axes aside."""
+    context, concrete = jax.sharding.get_abstract_mesh(), compat.mesh_that_was_set()
+    same = tuple(context.shape.items()) == tuple(mesh.shape.items())
+    if same and isinstance(mesh, Mesh) and concrete is not None:
+        same = list(concrete.devices.flat) == list(mesh.devices.flat)
+    if not same:
+        got = f"{dict(mesh.shape)} beside {dict(context.shape)}"
+        rule = "metadata's mesh to be the one in force, on the same devices"
+        raise fail_value(where, rule, got, "leave one of the two out")
 
 
 def shards_of(
@@ -118,15 +159,22 @@ def shards_of(
         The split, which may be refused; None for a call that needs no kernel.
     """
     mesh = placement.mesh
-    manual = [
-        n
-        for n, t in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if t == AxisType.Manual
-    ]
-    if manual:
-        rest = ", ".join(n for n, size in _open_axes(mesh).items() if size > 1)
+    open_axes = _open_axes(mesh)
+    refusal = None
+    if not placement.is_set:
+        got, hint = f"{placement}, of the arrays' types", "put it in jax.set_mesh"
+        refusal = Refusal("sharding", "mesh", got, "in force", hint)
+    elif len(open_axes) < len(mesh.axis_names):
+        rest = ", ".join(name for name, size in open_axes.items() if size > 1)
         hint = "give shard_map every axis of the mesh"
         refusal = Refusal("sharding", "mesh", f"{rest} not manual", "manual", hint)
+    elif not all(isinstance(size, int) for size in request.sizes.values()):
+        hint = "export with numbers, or choose an operation that is not opaque"
+        got = ", ".join(
+            str(s) for s in request.sizes.values() if not isinstance(s, int)
+        )
+        refusal = Refusal("sharding", "sizes", got, "numbers, on a mesh", hint)
+    if refusal is not None:
         return Shards(request, refusals=(refusal,))
     return kind.shard(request, capabilities, placement)
 
@@ -149,5 +197,5 @@ def over_whole_mesh(mesh: AnyMesh, specs: Mapping[str, Iterable[Any]]) -> Specs:
 
 
 def _open_axes(mesh: AnyMesh) -> dict[str, int]:
-    types = zip(mesh.shape.items(), mesh.axis_types, strict=True)
-    return {n: size for (n, size), kind in types if kind != AxisType.Manual}
+    pairs = zip(mesh.shape.items(), mesh.axis_types, strict=True)
+    return {n: size for (n, size), kind in pairs if kind != AxisType.Manual}

@@ -207,7 +207,7 @@ def _dividing_prefix(
     for name in names:
         if name in sizes:
             parts *= sizes[name]
-            if length % parts:
+            if not isinstance(length, int) or length % parts:  # it may be symbolic
                 break
             kept.append(name)
     return tuple(kept)

@@ -76,11 +76,11 @@ class AttentionKind(OperationKind):
         return sharding.specs(request, metadata)
 
     def outputs_like_inputs(
-        self, request: Request, arrays: Arrays
+        self, request: Request, placement: Placement
     ) -> Mapping[str, PartitionSpec]:
         """As query lies."""
         assert isinstance(request, AttentionRequest)
-        return sharding.outputs_like_query(request, arrays["query"])
+        return sharding.outputs_like_query(request, placement)
 
     def shard(
         self, request: Request, capabilities: Capabilities, placement: Placement

@@ -79,15 +79,15 @@ def specs(
 
 
 def outputs_like_query(
-    request: AttentionRequest, query: Any
+    request: AttentionRequest, placement: Placement
 ) -> dict[str, PartitionSpec]:
-    """Returns how each output that was asked for lies, as query does.
+    """Returns how each output that was asked for lies, as query did when passed.
 
     Args:
         request: The request as the user made it.
-        query: Its query, on a mesh with explicit axes.
+        placement: On a mesh with explicit axes.
     """
-    spec = jax.typeof(query).sharding.spec
+    spec = dict(placement.passed)["query"]
     by_letter = dict(zip(request.layout, (*spec, *[None] * 4), strict=False))
     return {
         name: as_spec(entries)
@@ -140,9 +140,13 @@ def shard(
             )
     if refusals:
         return AttentionShards(request, refusals=tuple(refusals))
+    inputs = _inputs(request, batch, heads)
+    whole = _inputs(request, batch, ())
+    placed = {n: whole[n] if n in ("key", "value") else inputs[n] for n in inputs}
     return AttentionShards(
         _local(request, parts, repeat),
-        over_whole_mesh(mesh, _inputs(request, batch, heads)),
+        over_whole_mesh(mesh, inputs if repeat == 1 else placed),
+        over_whole_mesh(mesh, inputs),
         over_whole_mesh(mesh, _outputs(request, {"b": batch, "h": heads})),
         (*batch, *heads),
         _steps(request, placement, batch, heads, repeat),
@@ -179,9 +183,9 @@ def _refuse_other_dimensions(
         "value": {"d": ("v_head_dim", request.v_head_dim)},
     }
     for name, sizes in fields.items():
-        by_letter = dict(zip(request.layout, placement.spec(name), strict=False))
         for letter, (size, length) in sizes.items():
-            axes = placement.splitting(by_letter.get(letter))
+            dim = request.layout.index(letter)
+            axes = placement.splitting_dimension(name, dim)
             if axes and length > 1:
                 got = f"split over {_sizes(placement, axes)}"
                 refusal = Refusal("sharding", size, got, "whole", hints[letter])
