@@ -15,6 +15,15 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture(autouse=True)
+def no_manager_left_behind():
+    """Forget the manager that a test made last, so that none sees another's."""
+    yield
+    from switchax.partition.context import last_made
+
+    last_made.set(None)
+
+
 @pytest.fixture
 def quick_compilation():
     """Compile without most optimisations: twice as fast, and means the same."""
