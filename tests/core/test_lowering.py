@@ -58,3 +58,8 @@ def test_vmap_of_a_lowered_program_is_checked_too():
     stacked = jax.ShapeDtypeStruct((3, *X.shape), X.dtype)
     with pytest.raises(UnsupportedError, match="got tpu"):
         mapped.trace(stacked).lower(lowering_platforms=("tpu",))
+
+
+def test_a_platform_that_nobody_knows_is_refused():
+    with pytest.raises(UnsupportedError, match="got nowhere"):
+        jax.jit(call("vanilla")).trace(X).lower(lowering_platforms=("nowhere",))

@@ -1,13 +1,11 @@
 """`OperationMetadata`: its fields, where they come from, and what it is as a value."""
 
-import contextlib
 import copy
 import dataclasses
 import enum
 import pickle
 import threading
 import types
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -25,24 +23,14 @@ from switchax.partition import (
     get_partition_manager,
 )
 
+from .meshes import entered
+
 FIELDS = tuple(CONFIG_NAMES)
 PAXIS = PartitionAxis(tensor_parallel_axis="model")
 
 
 def mesh_of(name):
     return Mesh(np.array(jax.devices()[:2]), (name,))
-
-
-@contextlib.contextmanager
-def entered(mesh):
-    """`with mesh:`, which JAX 0.12 deprecates."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        mesh.__enter__()
-    try:
-        yield
-    finally:
-        mesh.__exit__(None, None, None)
 
 
 # Defaults.

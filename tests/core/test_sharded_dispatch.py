@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from switchax import ATTENTION, Cost, OperationMetadata, UnsupportedError
 from switchax.partition import PartitionAxis
 
 from .kernels import kernel
+from .meshes import entered
 from .standins import registration, stand_in
 
 P = PartitionSpec
@@ -214,6 +214,7 @@ def test_a_collective_would_be_found():
     ids=["set_mesh", "with mesh", "metadata"],
 )
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "jit"])
+@pytest.mark.usefixtures("quick_compilation")
 def test_every_way_to_give_a_mesh_splits_the_kernel(enter, traced):
     seen = []
 
@@ -234,14 +235,6 @@ def test_every_way_to_give_a_mesh_splits_the_kernel(enter, traced):
     assert seen == [(2, 6, 2, 16)]
     assert len(output.sharding.device_set) == 8
     assert output.sharding.shard_shape(output.shape) == (2, 6, 2, 16)
-
-
-@contextlib.contextmanager
-def entered(mesh):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with mesh:
-            yield
 
 
 def test_another_mesh_than_the_one_in_force_is_an_error():
@@ -290,6 +283,7 @@ def test_a_symbolic_batch_is_not_split():
 
 @pytest.mark.parametrize("axes", [("x", "y"), ("y", "x")])
 @pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.usefixtures("quick_compilation")
 def test_kv_heads_are_repeated_over_several_explicit_axes(axes, kv_heads):
     rules = PartitionAxis(batch_axis=None, head_axis=axes, kv_head_axis=axes)
     metadata = OperationMetadata(partition_axis=rules)
@@ -315,6 +309,7 @@ def test_a_mesh_of_types_alone_must_be_set_for_opaque_kernels():
         switchax.attention(*arguments, operation="opaque")
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_rules_of_ones_own_name_the_axes():
     axes = PartitionAxis(batch_axis="x", head_axis="y", kv_head_axis="y")
     metadata = OperationMetadata(partition_axis=axes, mesh=mesh_of(x=4, y=2))
@@ -410,6 +405,7 @@ def test_a_decision_on_a_mesh_is_one_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("key", [jax.random.key(1), jax.random.PRNGKey(1)])
+@pytest.mark.usefixtures("quick_compilation")
 def test_each_device_drops_its_own_and_repeats_it(key):
     query = jnp.zeros((4, 6, 8, 16))
     value = jnp.ones((4, 6, 8, 16))
@@ -434,6 +430,7 @@ def test_each_device_drops_its_own_and_repeats_it(key):
     assert len(patterns) == 8
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_devices_that_hold_the_same_drop_the_same():
     with jax.set_mesh(mesh_of(dp=2, ep=4)):
         output = switchax.attention(
@@ -451,6 +448,7 @@ def test_devices_that_hold_the_same_drop_the_same():
 
 @pytest.mark.parametrize("name", ["opaque", "vanilla"])
 @pytest.mark.parametrize("sizes", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.usefixtures("quick_compilation")
 def test_inside_shard_map_the_kernel_runs_as_it_is(name, sizes):
     arguments = operands()
     expected = switchax.attention(*arguments, operation="vanilla")
@@ -472,6 +470,7 @@ def test_inside_shard_map_the_kernel_runs_as_it_is(name, sizes):
 
 
 @pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.usefixtures("quick_compilation")
 def test_a_region_that_is_manual_in_part_is_for_plain_jax_only(types):
     def attend(name):
         return jax.shard_map(
@@ -520,6 +519,7 @@ def test_transforms_mean_the_same_on_a_mesh(name, sizes):
                 assert_same(jax.jit(function)(*given), expected)
 
 
+@pytest.mark.usefixtures("quick_compilation")
 def test_arrays_of_one_device_are_moved():
     arguments = [jax.device_put(x, jax.devices()[3]) for x in operands()]
     expected = switchax.attention(*arguments, operation="vanilla")

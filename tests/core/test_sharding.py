@@ -37,6 +37,8 @@ from switchax.sharding import (
     current_mesh,
 )
 
+from .meshes import entered
+
 P = PartitionSpec
 AUTO, EXPLICIT, MANUAL = AxisType.Auto, AxisType.Explicit, AxisType.Manual
 FIVE = "dp1_fsdp2_tp2_sp2_ep1"
@@ -74,18 +76,6 @@ def make_mesh(text, kind=AUTO):
     kinds = (kind,) * len(sizes) if isinstance(kind, AxisType) else kind
     devices = np.array(jax.devices()[: math.prod(sizes.values())])
     return Mesh(devices.reshape(tuple(sizes.values())), tuple(sizes), axis_types=kinds)
-
-
-@contextlib.contextmanager
-def entered(mesh):
-    """`with mesh:`, which JAX 0.12 deprecates."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        mesh.__enter__()
-    try:
-        yield
-    finally:
-        mesh.__exit__(None, None, None)
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .axes import MODE_TRAIN
-from .dispatch import run_named
 from .kinds.attention import ATTENTION, AttentionOutput
 from .metadata import OperationMetadata
+from .running import run_named
 
 __all__ = ["attention"]
 

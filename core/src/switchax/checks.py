@@ -21,6 +21,7 @@ __all__ = [
     "as_bool",
     "as_metadata",
     "as_number",
+    "brief",
     "check_choice",
     "check_devices",
     "check_keywords",
@@ -75,7 +76,7 @@ def as_bool(where: str, name: str, value: Any) -> bool:
     raise fail_type(
         where,
         f"{name} to be a static bool",
-        f"{name}={_brief(value)}",
+        f"{name}={brief(value)}",
         "pass True or False; it decides what is compiled",
     )
 
@@ -88,7 +89,7 @@ def as_metadata(where: str, metadata: Any) -> OperationMetadata:
         return OperationMetadata()
     if isinstance(metadata, OperationMetadata):
         return metadata
-    rule, got = "metadata to be an OperationMetadata", f"metadata={_brief(metadata)}"
+    rule, got = "metadata to be an OperationMetadata", f"metadata={brief(metadata)}"
     raise fail_type(where, rule, got, "pass OperationMetadata(...)")
 
 
@@ -102,7 +103,7 @@ def as_number(where: str, name: str, value: Any, todo: str) -> float:
         todo: What to do about a traced value.
     """
     if isinstance(value, bool | np.bool_) or not _is_number(value):
-        got = f"{name}={_brief(value)}"
+        got = f"{name}={brief(value)}"
         raise fail_type(where, f"{name} to be a static real number", got, todo)
     try:
         number = float(value)
@@ -167,7 +168,7 @@ def as_array(where: str, name: str, value: Any, todo: str = "") -> Any:
     raise fail_type(
         where,
         f"{name} to be an array",
-        f"{name}={_brief(value)}",
+        f"{name}={brief(value)}",
         todo or f"pass {name}=jnp.asarray(...)",
     )
 
@@ -179,10 +180,14 @@ def _check_alive(where: str, name: str, array: jax.Array) -> None:
         raise fail_value(where, f"{name} to be an array", got, todo)
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """Returns the value and its type, cut to a length that fits an error."""
     if isinstance(value, jax.core.Tracer):
         return f"a traced {jax.typeof(value)}"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested deeply, or an int of many digits
+        return f"one of type {type(value).__name__}"
     return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 

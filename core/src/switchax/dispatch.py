@@ -1,39 +1,35 @@
-"""Chooses an operation for a request, and says why."""
+"""Chooses an operation for a request, and says why; `running` then runs it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from . import decisions, registrations
 from .capabilities import Cost
-from .checks import as_metadata, fail_type, fail_value
+from .checks import fail_type, fail_value
 from .errors import (
     DegradedChoiceError,
     DegradedChoiceWarning,
     Refusal,
     UnsupportedError,
 )
-from .execution import Invocation, run
 from .kind import OperationKind, Plan
 from .loading import call_hooks, ensure_loaded, first_result
 from .matching import refusals_of
 from .metadata import OperationMetadata
 from .operation import BaseOperation, forward_method
-from .placement import Placement, Shards, placement_of, shards_of
+from .placement import Placement, Shards, shards_of
 from .registrations import Entry
 from .registry import (
-    check_keeps_metadata,
-    create_from,
     find_entry,
     unloaded_note,
 )
 from .request import Request
 from .settings import Settings, current_settings
-from .target import Target, current_target
+from .target import Target
 
 __all__ = [
     "Candidate",
@@ -41,8 +37,9 @@ __all__ = [
     "assess",
     "choose",
     "decide",
-    "run_named",
-    "run_operation",
+    "operation_names",
+    "planned",
+    "refused_text",
 ]
 
 Names = tuple[str, ...]  # () is "auto"
@@ -98,31 +95,7 @@ class Decision:
         return f"{self.target}{mesh}"
 
 
-def run_operation(
-    operation: BaseOperation, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    """Runs one operation instance on a call; see `BaseOperation.__call__`."""
-    kind, where = operation.kind, operation.names()[0]
-    check_keeps_metadata(where, operation)
-    call = kind.bind(where, _named(where, kind, args, kwargs), operation.metadata)
-    metadata = operation.metadata
-    placement = placement_of(kind, call.request, metadata, call.arrays)
-    target = current_target(call.arrays.values(), metadata.backend, metadata.mesh)
-    force_native = current_settings().force_native
-    plan, shards = _planned(type(operation), call.request, placement)
-    platform = "native" if force_native else metadata.backend or target.platform
-    method = forward_method(type(operation), platform)
-    asked = None if force_native else metadata.backend
-    reasons = refusals_of(type(operation), plan, target, method, asked)
-    if reasons or method is None:
-        raise UnsupportedError(_refused(where, reasons, ()), {where: reasons})
-    invocation = Invocation(
-        operation, call.request, plan, method, target.platform, placement, shards
-    )
-    return kind.output(run(invocation, call.arrays))
-
-
-def _planned(
+def planned(
     operation: type[BaseOperation], request: Request, placement: Placement | None
 ) -> tuple[Plan, Shards | None]:
     """Plans a call: as one device makes it, if core splits the kernel."""
@@ -139,63 +112,6 @@ def _planned(
         refusals=(*shards.refusals, *plan.refusals),
     )
     return plan, shards
-
-
-def _named(
-    where: str, kind: OperationKind, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    if len(args) > len(kind.arguments):
-        rule = f"at most {len(kind.arguments)} positional arguments"
-        todo = f"they are {', '.join(kind.arguments)}; name the others"
-        raise fail_type(where, rule, str(len(args)), todo)
-    named = dict(zip(kind.arguments, args, strict=False))
-    twice = named.keys() & kwargs.keys()
-    if twice:
-        got = f"{min(twice)} twice"
-        raise fail_type(where, "each argument once", got, "pass it once")
-    return {**named, **kwargs}
-
-
-def run_named(
-    kind: OperationKind,
-    where: str,
-    operation: str | Sequence[str],
-    arguments: Mapping[str, Any],
-    metadata: OperationMetadata | None,
-) -> dict[str, Any]:
-    """Runs a call of a kind on the operation that a name, or auto, stands for.
-
-    Args:
-        kind: The kind.
-        where: Who was called, for messages.
-        operation: "auto", a name, or names tried in order.
-        arguments: Arguments by name.
-        metadata: Handed to the operation.
-
-    Returns:
-        The kind's outputs by name.
-    """
-    metadata = as_metadata(where, metadata)
-    names = operation_names(where, operation)
-    settings = current_settings()
-    call = kind.bind(where, arguments, metadata)
-    placement = placement_of(kind, call.request, metadata, call.arrays)
-    target = current_target(call.arrays.values(), metadata.backend, metadata.mesh)
-    names = names or settings.operation
-    decision = choose(kind, call.request, target, names, settings, metadata, placement)
-    chosen = decision.chosen
-    assert chosen.method is not None  # a candidate without a method has a refusal
-    instance = create_from(chosen.entry, metadata)
-    invocation = Invocation(
-        instance,
-        call.request,
-        chosen.plan,
-        chosen.method,
-        target.platform,
-        placement,
-        chosen.shards,
-    )
-    return run(invocation, call.arrays)
 
 
 def operation_names(where: str, operation: str | Sequence[str]) -> Names:
@@ -340,7 +256,7 @@ def _candidate(
     placement: Placement | None,
 ) -> Candidate:
     operation = entry.operation
-    plan, shards = _planned(operation, request, placement)
+    plan, shards = planned(operation, request, placement)
     method = forward_method(operation, how)
     refusals = refusals_of(operation, plan, target, method, backend)
     cost = plan.cost(operation.capabilities.cost)
@@ -363,12 +279,19 @@ def _choose_named(
             return Decision(request, target, candidate, candidates, how)
         tried.append(candidate)
     usable = [c.entry.name for c in candidates if not c.refusals]
-    texts = [_refused(c.entry.name, c.refusals, usable) for c in tried]
+    texts = [refused_text(c.entry.name, c.refusals, usable) for c in tried]
     refusals = {c.entry.qualified: c.refusals for c in tried}
     raise UnsupportedError("\n".join(texts), refusals)
 
 
-def _refused(where: str, refusals: Sequence[Refusal], usable: Sequence[str]) -> str:
+def refused_text(where: str, refusals: Sequence[Refusal], usable: Sequence[str]) -> str:
+    """Returns one operation's refusals as the text of an error.
+
+    Args:
+        where: The operation.
+        refusals: At least one.
+        usable: Names of operations that honour the call.
+    """
     first = refusals[0]
     text = f"{where}: expected {first.field} {first.allowed}, got "
     text += f"{first.field}={first.actual}; {first.hint or 'choose another operation'}"

@@ -11,11 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from .checks import fail_value
 from .compat import is_tracing
-from .errors import UnsupportedError, house_message
+from .errors import Refusal, UnsupportedError, house_message
 from .kind import Arrays, Call, Plan
 from .lowering import check_when_lowered
 from .matching import refusals_of
@@ -42,8 +42,6 @@ class Invocation:
         placement: The mesh and where arrays are wished to lie on it; None on one
             device.
         shards: How core splits an opaque kernel; None if it does not.
-        outputs: Where axes are explicit, a spec for each output by field: as query
-            lay when it was passed, so that a mesh changes no type.
     """
 
     operation: BaseOperation
@@ -53,22 +51,14 @@ class Invocation:
     platform: str
     placement: Placement | None = None
     shards: Shards | None = None
-    outputs: Specs = ()
 
 
 def run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
     """Runs an invocation on its arrays; returns the kind's outputs by name."""
     # A copy, so that an instance changed later does not change the key of its trace.
     operation = copy.copy(invocation.operation)
-    outputs_lie: Specs = ()
-    placement = invocation.placement
-    if placement is not None and placement.passed:
-        kind, request = operation.kind, invocation.request
-        outputs_lie = tuple(kind.outputs_like_inputs(request, placement).items())
-    invocation = dataclasses.replace(
-        invocation, operation=operation, outputs=outputs_lie
-    )
-    arrays = _before_tracing(invocation, arrays)
+    invocation = dataclasses.replace(invocation, operation=operation)
+    arrays = _laid_out(invocation, arrays)
     try:
         outputs: dict[str, Any] = _run(invocation, arrays)
     except TypeError as error:
@@ -116,7 +106,7 @@ def _compute(
     return outputs
 
 
-def _before_tracing(invocation: Invocation, arrays: Arrays) -> Arrays:
+def _laid_out(invocation: Invocation, arrays: Arrays) -> Arrays:
     """Lays the arguments out on the mesh, as far as each can be split."""
     placement, shards = invocation.placement, invocation.shards
     if placement is None:
@@ -155,17 +145,29 @@ def _over_shards(
         outputs = _compute(invocation, shards.request, arrays)
         return {field: outputs[field] for field, _ in shards.outputs}
 
-    found: dict[str, Any] = jax.shard_map(
+    outputs: dict[str, Any] = jax.shard_map(
         on_device,
         mesh=None if is_mesh_set() else with_auto_axes(placement.mesh),
         in_specs=({name: dict(shards.inputs)[name] for name in arrays},),
         out_specs=dict(shards.outputs),
         check_vma=False,  # a kernel would have to annotate its results
     )(arrays)
-    return {
-        field: jax.sharding.reshard(found[field], spec)  # type: ignore[no-untyped-call]
-        for field, spec in invocation.outputs
-    } or found
+    for field, spec in _explicit_outputs(invocation, placement).items():
+        outputs[field] = jax.sharding.reshard(outputs[field], spec)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def _explicit_outputs(
+    invocation: Invocation, placement: Placement
+) -> Mapping[str, PartitionSpec]:
+    """Returns how each output lies where axes are explicit, else nothing.
+
+    As the arguments lay when they were passed: a mesh changes no type.
+    """
+    kind = invocation.operation.kind
+    if not placement.passed:
+        return {}
+    return kind.outputs_like_inputs(invocation.request, placement)
 
 
 def _in_partitioned(
@@ -182,11 +184,10 @@ def _in_partitioned(
         outputs = _compute(invocation, request, arrays)
         return {field: x for field, x in outputs.items() if x is not None}
 
-    if invocation.outputs:
-        lie = dict(invocation.outputs)
-        outputs: dict[str, Any] = jax.sharding.auto_axes(compute, out_sharding=lie)(
-            arrays
-        )
+    explicit = _explicit_outputs(invocation, placement)
+    if explicit:
+        within = jax.sharding.auto_axes(compute, out_sharding=explicit)
+        outputs: dict[str, Any] = within(arrays)
         return outputs
     specs = dict(placement.specs)
     return {
@@ -209,11 +210,14 @@ class _PlatformCheck:
     def __call__(self, platform: str) -> None:
         invocation = self.invocation
         platform = gpu_vendor() if platform == "gpu" else platform
-        if platform == invocation.platform or platform not in PLATFORMS:
+        if platform == invocation.platform:
             return
         cls, name = type(invocation.operation), invocation.operation.names()[0]
-        method = forward_method(cls, platform)
-        reasons = refusals_of(cls, invocation.plan, Target(platform), method)
+        method: str | None = None
+        reasons: tuple[Refusal, ...] = ()
+        if platform in PLATFORMS:
+            method = forward_method(cls, platform)
+            reasons = refusals_of(cls, invocation.plan, Target(platform), method)
         if method != invocation.method or reasons:
             rule = f"to be lowered for {invocation.platform}, which it was chosen for"
             todo = (

@@ -172,7 +172,7 @@ class BaseOperation(abc.ABC):
             ValueError: For a wrong value.
             UnsupportedError: For a legal call that this operation refuses.
         """
-        from .dispatch import run_operation
+        from .running import run_operation
 
         return run_operation(self, args, kwargs)
 

@@ -160,6 +160,7 @@ def shards_of(
     """
     mesh = placement.mesh
     open_axes = _open_axes(mesh)
+    symbols = [str(s) for s in request.sizes.values() if not isinstance(s, int)]
     refusal = None
     if not placement.is_set:
         got, hint = f"{placement}, of the arrays' types", "put it in jax.set_mesh"
@@ -168,11 +169,9 @@ def shards_of(
         rest = ", ".join(name for name, size in open_axes.items() if size > 1)
         hint = "give shard_map every axis of the mesh"
         refusal = Refusal("sharding", "mesh", f"{rest} not manual", "manual", hint)
-    elif not all(isinstance(size, int) for size in request.sizes.values()):
+    elif symbols:
         hint = "export with numbers, or choose an operation that is not opaque"
-        got = ", ".join(
-            str(s) for s in request.sizes.values() if not isinstance(s, int)
-        )
+        got = ", ".join(symbols)
         refusal = Refusal("sharding", "sizes", got, "numbers, on a mesh", hint)
     if refusal is not None:
         return Shards(request, refusals=(refusal,))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from switchax.checks import fail_type, fail_value
+from switchax.checks import brief, fail_type, fail_value
 from switchax.errors import (
     ContestedNameError,
     UnknownOperationError,
     UnsupportedError,
 )
-
-from .fields import brief
 
 if TYPE_CHECKING:
     from switchax.operation import BaseOperation

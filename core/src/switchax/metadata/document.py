@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from switchax.checks import fail_type, fail_value
+from switchax.checks import brief, fail_type, fail_value
 
-from .fields import CONFIG_NAMES, brief, checked
+from .fields import CONFIG_NAMES, checked
 
 if TYPE_CHECKING:
     from .record import OperationMetadata

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from switchax.axes import NOT_GIVEN, AxisType
-from switchax.checks import fail_type, fail_value
+from switchax.checks import brief, fail_type, fail_value
 from switchax.errors import near_miss
 from switchax.target import PLATFORMS, gpu_vendor
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from switchax.partition import PartitionAxis, PartitionManager
     from switchax.sharding import AnyMesh
 
-__all__ = ["CHECKS", "CONFIG_NAMES", "DEVICES", "brief", "checked", "from_config"]
+__all__ = ["CHECKS", "CONFIG_NAMES", "DEVICES", "checked", "from_config"]
 
 CONFIG_NAMES: Mapping[str, str] = types.MappingProxyType(
     {
@@ -73,15 +73,6 @@ def checked(where: str, field: str, label: str, value: Any) -> Any:
     if value is None or value is NOT_GIVEN:
         return _DEFAULTS.get(field)
     return CHECKS[field](where, label, value)
-
-
-def brief(value: Any) -> str:
-    """Returns the value and its type, cut to a length that fits an error."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # nested deeply, or an int of many digits
-        return f"one of type {type(value).__name__}"
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
 
 
 def _dtype(where: str, label: str, value: Any) -> np.dtype[Any]:

@@ -11,10 +11,10 @@ import jax
 from jax.typing import DTypeLike
 
 from switchax.axes import NOT_GIVEN, AxisType
-from switchax.checks import check_keywords, fail_type, fail_value
+from switchax.checks import brief, check_keywords, fail_type, fail_value
 
 from . import document, fields
-from .fields import CONFIG_NAMES, brief
+from .fields import CONFIG_NAMES
 from .live import MESH, PARTITION_AXIS, PARTITION_MANAGER, SEQUENCE_AXIS
 from .rules import AttnShardingRules, attention_rules
 
