@@ -193,6 +193,48 @@ def test_batch_and_heads_are_split_without_a_collective(name, sizes, kv_heads):
             assert not collectives(compiled)
 
 
+IDLE = {"types": AxisType.Auto, "dp": 2, "tp": 2, "idle": 2}
+
+
+def test_an_axis_that_splits_nothing_adds_no_collective_to_the_gradient():
+    arguments = operands()
+
+    def gradient(operation):
+        def loss(*arguments):
+            found = switchax.attention(*arguments, causal=True, operation=operation)
+            return (found * drawn(found.shape, 3)).sum()
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+
+    expected = gradient("vanilla")(*arguments)
+    mesh = mesh_of(**IDLE)
+    split = NamedSharding(mesh, P("dp", None, "tp", None))
+    arguments = [jax.device_put(x, split) for x in arguments]
+    with jax.set_mesh(mesh):
+        compiled = gradient("opaque").lower(*arguments).compile()
+    assert not collectives(compiled)
+    assert_same(compiled(*arguments), expected)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_beside_an_axis_that_splits_nothing_what_is_shared_is_summed_once():
+    bias, options = drawn((8, 1, 6)), {"softmax_aux": drawn((8,)), "return_lse": True}
+
+    def gradient(operation):
+        def loss(bias, *arguments):
+            found, _, lse = switchax.attention(
+                *arguments, bias=bias, operation=operation, **options
+            )
+            return (found**2).sum() + (lse**2).sum()
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+
+    expected = gradient("vanilla")(bias, *operands(kv_heads=1))
+    with jax.set_mesh(mesh_of(**IDLE)):
+        found = gradient("opaque")(bias, *operands(kv_heads=1))
+    assert_same(found, expected)
+
+
 def collectives(compiled):
     pattern = r"\b(all-\w+|reduce-scatter|collective-\w+)(?:-start)?\("
     return re.findall(pattern, compiled.as_text())

@@ -20,10 +20,11 @@ from .kind import Arrays, Call, Plan
 from .lowering import check_when_lowered
 from .matching import refusals_of
 from .operation import BaseOperation, forward_method, forward_parameters
+from .per_device import on_each_device
 from .placement import Placement, Shards, Specs
 from .request import Request
 from .reverse_only import reverse_only
-from .sharding import constrain, is_mesh_set, with_auto_axes
+from .sharding import constrain
 from .target import PLATFORMS, Target, gpu_vendor
 
 __all__ = ["Invocation", "run"]
@@ -145,13 +146,15 @@ def _over_shards(
         outputs = _compute(invocation, shards.request, arrays)
         return {field: outputs[field] for field, _ in shards.outputs}
 
-    outputs: dict[str, Any] = jax.shard_map(
+    capabilities = invocation.operation.capabilities
+    outputs = on_each_device(
         on_device,
-        mesh=None if is_mesh_set() else with_auto_axes(placement.mesh),
-        in_specs=({name: dict(shards.inputs)[name] for name in arrays},),
-        out_specs=dict(shards.outputs),
-        check_vma=False,  # a kernel would have to annotate its results
-    )(arrays)
+        arrays,
+        placement.mesh,
+        dict(shards.inputs),
+        dict(shards.outputs),
+        capabilities.honours_derivative(invocation.platform, "forward_mode"),
+    )
     for field, spec in _explicit_outputs(invocation, placement).items():
         outputs[field] = jax.sharding.reshard(outputs[field], spec)  # type: ignore[no-untyped-call]
     return outputs
