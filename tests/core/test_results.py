@@ -72,6 +72,13 @@ def test_a_misspelt_size_does_not_register(arguments):
         switchax.OperationRegistry.register(cls)
 
 
+def test_a_size_that_core_cannot_split_does_not_register():
+    cls = operation_returning(lambda q: q)
+    cls.capabilities = Capabilities(features={"lse"}, shardable={"batch", "kv_len"})
+    with pytest.raises(RegistrationError, match=r"'kv_len'; known are batch, heads"):
+        switchax.OperationRegistry.register(cls)
+
+
 @pytest.mark.parametrize("field", ["opaque", "experimental", "priority"])
 def test_fields_of_another_type_are_refused(field):
     with pytest.raises(RegistrationError, match=f"expected {field} to be"):

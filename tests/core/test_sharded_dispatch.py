@@ -360,10 +360,10 @@ def test_rules_of_ones_own_name_the_axes():
         assert output.sharding.shard_shape(output.shape) == (1, 6, 4, 16)
 
 
-def refused(name, *, sizes=None, q_len=6, **axes):
+def refused(name, *, sizes=None, q_len=6, options=None, **axes):
     arguments = operands(**(sizes or {}), q_len=q_len)
     with jax.set_mesh(mesh_of(**axes)), pytest.raises(UnsupportedError) as error:
-        switchax.attention(*arguments, operation=name)
+        switchax.attention(*arguments, operation=name, **(options or {}))
     ((_, reasons),) = error.value.refusals.items()
     return str(error.value), reasons
 
@@ -397,6 +397,15 @@ def test_what_is_not_declared_shardable_is_refused(name, fields):
     message, reasons = refused(name, dp=2, tp=4)
     assert [r.field for r in reasons] == fields
     assert "split over tp=4" in message
+
+
+def test_a_refusal_of_one_device_s_part_says_so():
+    options = {"bias": drawn((8, 1, 6))}
+    with registration() as register:
+        register(kernel("narrow", opaque=True, shardable={"batch", "heads"}))
+        message, _ = refused("narrow", options=options, dp=2, tp=4)
+    assert "bias=float32[2,1,6]" in message
+    assert "on each device of the mesh: attention float32 query 2x6x2x16" in message
 
 
 def test_head_dim_is_never_split():

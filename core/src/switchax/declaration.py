@@ -114,11 +114,12 @@ def _check_features(cls: type[BaseOperation]) -> None:
             got = f"feature {feature!r}{near_miss(feature, kind.features)}"
             todo = f"known are {', '.join(kind.features)}"
             raise _fail(cls, f"features of kind {kind.name!r}", got, todo)
-    for field in ("multiples", "limits", "shardable"):
+    sizes = {"multiples": kind.sizes, "limits": kind.sizes, "shardable": kind.shardable}
+    for field, known_sizes in sizes.items():
         for axis in sorted(getattr(capabilities, field)):
-            if kind.sizes and axis not in kind.sizes:
-                got = f"{field} of {axis!r}{near_miss(axis, kind.sizes)}"
-                todo = f"known are {', '.join(kind.sizes)}"
+            if kind.sizes and axis not in known_sizes:
+                got = f"{field} of {axis!r}{near_miss(axis, known_sizes)}"
+                todo = f"known are {', '.join(known_sizes) or 'none'}"
                 raise _fail(cls, f"sizes of kind {kind.name!r}", got, todo)
     known = {*kind.arguments, *kind.outputs}
     for feature in capabilities.features:

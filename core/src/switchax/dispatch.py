@@ -279,7 +279,10 @@ def _choose_named(
             return Decision(request, target, candidate, candidates, how)
         tried.append(candidate)
     usable = [c.entry.name for c in candidates if not c.refusals]
-    texts = [refused_text(c.entry.name, c.refusals, usable) for c in tried]
+    texts = [
+        refused_text(c.entry.name, c.refusals, usable) + _of_one_device(request, c)
+        for c in tried
+    ]
     refusals = {c.entry.qualified: c.refusals for c in tried}
     raise UnsupportedError("\n".join(texts), refusals)
 
@@ -368,7 +371,16 @@ def _nothing_fits(
     for candidate in candidates:
         reasons = "; ".join(map(str, candidate.refusals)) or "experimental: name it"
         text += f"\n  {candidate.entry.qualified}: {reasons}"
+        text += _of_one_device(request, candidate)
     return text + note
+
+
+def _of_one_device(request: Request, candidate: Candidate) -> str:
+    """Says which call was refused, if that is the part of one device of a mesh."""
+    shards = candidate.shards
+    if shards is None or shards.request == request:
+        return ""
+    return f"\n  on each device of the mesh: {shards.request.describe()}"
 
 
 _said: set[str] = set()

@@ -120,8 +120,9 @@ class OperationKind(abc.ABC):
         required: Other arguments that every forward method takes, because there is
             no value of them that means "not used".
         always: Arguments that a forward method may always take.
-        sizes: Names of the sizes that `Capabilities.multiples`, `limits` and
-            `shardable` may speak of.
+        sizes: Names of the sizes that `Capabilities.multiples` and `limits` may
+            speak of.
+        shardable: Names of those that `shard` can split.
         outputs: Names of the outputs that `Capabilities.differentiable` may list
             beside arguments.
 
@@ -140,6 +141,7 @@ class OperationKind(abc.ABC):
     always: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     sizes: tuple[str, ...] = ()
+    shardable: tuple[str, ...] = ()
 
     @abc.abstractmethod
     def bind(

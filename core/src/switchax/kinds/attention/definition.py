@@ -42,6 +42,7 @@ class AttentionKind(OperationKind):
         "head_dim",
         "v_head_dim",
     )
+    shardable = ("batch", "heads")
 
     def bind(
         self, where: str, arguments_: Mapping[str, Any], metadata: OperationMetadata
