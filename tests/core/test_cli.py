@@ -345,6 +345,24 @@ def test_doctor_finds_hooks_that_nobody_calls(run, plugin):
     assert "did you mean 'switchax_rank'" in note
 
 
+def test_doctor_finds_a_plugin_that_brings_nothing(run, plugin):
+    plugin("forgetful", type(sys)("forgetful"))
+    result = run("doctor", "--json")
+    assert json.loads(result.stdout)["empty_plugins"] == [
+        "switchax-forgetful:forgetful"
+    ]
+    assert result.exit_code == 1
+    last = run("doctor").stdout.splitlines()[-1]
+    assert last == "not well: plugins that bring nothing 1"
+
+
+def test_doctor_is_not_content_without_an_operation(run, monkeypatch):
+    monkeypatch.setattr(registrations, "entries", list)
+    result = run("doctor")
+    assert "operations none" in result.stdout.splitlines()[-1]
+    assert result.exit_code == 1
+
+
 # explain
 
 
@@ -360,6 +378,7 @@ CALLS = {
     "--kv 2x48x2x64 --v 2,48,2,32": {"key": KV, "value": shape(2, 48, 2, 32)},
     "--causal": {"causal": True},
     "--causal --mode prefill": {"causal": True, "mode": "__prefill__"},
+    "--arg query=bfloat16[2,32,8,64] --mode insert": {"mode": "__insert__"},
     "--mode decode": {"mode": "__autoregressive__"},
     "--window 5,0": {"window": (5, 0)},
     "--window ,0": {"window": (None, 0)},
@@ -402,7 +421,8 @@ def test_flags_describe_the_call(run, monkeypatch, flags):
         return switchax.explain(request, **options)
 
     monkeypatch.setattr(EXPLAIN, "explain_request", record)
-    assert run("explain", "--q", "2,32,8,64", *flags.split()).exit_code == 0
+    query = () if "query" in flags else ("--q", "2,32,8,64")
+    assert run("explain", *query, *flags.split()).exit_code == 0
     call = {"query": Q, "key": Q, "value": Q, **CALLS[flags]}
     assert asked == [ATTENTION.request(**call)]
 
@@ -496,7 +516,7 @@ WRONG = {
     "explain --q 1,8,8,64 --dtype bfloat": "--dtype=bfloat",
     "explain --q 1,8,8,64 --dtype int32": "query of dtype int32",
     "explain --q 1,8,8,64 --layout bdht": "did you mean 'bhtd'",
-    "explain --q 1,8,8,64 --mode training": "mode='training'",
+    "explain --q 1,8,8,64 --mode training": "(did you mean 'train'?)",
     "explain --q 1,8,8,64 --soft-cap x": "'x' is not a valid float",
     "explain --q 1,8,8,64 --soft-cap 0": "logits_soft_cap=0.0",
     "explain --q 1,8,8,64 --kind atention": "did you mean 'attention'",

@@ -1,5 +1,7 @@
 """A forward method's result is looked at: no wrong shape or dtype reaches a model."""
 
+import re
+
 import jax.numpy as jnp
 import pytest
 
@@ -50,6 +52,38 @@ def test_a_wrong_result_is_one_clear_error(make):
             switchax.attention(X, X, X, operation="answers", return_lse=True)
 
 
+def test_an_lse_that_is_no_array_is_refused_unasked():
+    with registration() as register:
+        register(operation_returning(lambda q: (q, 1)))
+        with pytest.raises(RegistrationError, match="lse to be an array or None"):
+            switchax.attention(X, X, X, operation="answers")
+
+
+def test_shardable_is_of_opaque_operations():
+    with pytest.raises(RegistrationError, match="of an opaque operation only"):
+        Capabilities(shardable={"batch"})
+
+
+def test_capabilities_explain_every_feature_and_size():
+    words = set(re.findall(r"\w+", Capabilities.__doc__))
+    assert words >= {*switchax.ATTENTION.features, *switchax.ATTENTION.sizes}
+
+
+def test_what_core_needs_is_not_laid_on_the_user():
+    cls = operation_returning(lambda q: (q, LSE))
+    cls.capabilities = Capabilities(features={"lse"}, multiples={"kv_len": 64})
+    bias = jnp.ones(X.shape[1:2] * 2)
+    with registration() as register:
+        register(cls)
+        with pytest.raises(switchax.UnsupportedError) as error:
+            switchax.attention(X, X, X, bias=bias, operation="answers")
+    (reasons,) = error.value.refusals.values()
+    assert [r.field for r in reasons] == ["bias", "kv_lengths"]
+    assert reasons[0].actual == f"float32[{len(bias)},{len(bias)}]"
+    assert reasons[1].actual == f"needed to pad (kv_len {len(bias)} to 64)"
+    assert "leave it out" not in reasons[1].hint
+
+
 def test_a_right_result_passes():
     with registration() as register:
         register(operation_returning(lambda q: (q.astype("bfloat16"), LSE)))
@@ -62,7 +96,7 @@ def test_a_right_result_passes():
     [
         {"multiples": {"kvlen": 4}},
         {"limits": {"headdim": 2}},
-        {"shardable": {"hedas"}},
+        {"shardable": {"hedas"}, "opaque": True},
     ],
 )
 def test_a_misspelt_size_does_not_register(arguments):
@@ -74,7 +108,9 @@ def test_a_misspelt_size_does_not_register(arguments):
 
 def test_a_size_that_core_cannot_split_does_not_register():
     cls = operation_returning(lambda q: q)
-    cls.capabilities = Capabilities(features={"lse"}, shardable={"batch", "kv_len"})
+    cls.capabilities = Capabilities(
+        features={"lse"}, opaque=True, shardable={"batch", "kv_len"}
+    )
     with pytest.raises(RegistrationError, match=r"'kv_len'; known are batch, heads"):
         switchax.OperationRegistry.register(cls)
 

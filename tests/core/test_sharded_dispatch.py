@@ -368,6 +368,21 @@ def refused(name, *, sizes=None, q_len=6, options=None, **axes):
     return str(error.value), reasons
 
 
+def test_a_mesh_that_no_rule_names_warns_once_or_raises_when_strict():
+    mesh = mesh_of(batch=2, model=4)
+    shapes = {name: operands()[0] for name in ("query", "key", "value")}
+    axes = PartitionAxis(batch_axis="batch", head_axis="model", kv_head_axis="model")
+    with jax.set_mesh(mesh):
+        with switchax.use(strict=True), pytest.raises(ValueError, match="batch=2, mod"):
+            switchax.explain(**shapes)
+        with pytest.warns(switchax.sharding.UnknownMeshAxisWarning, match="nothing"):
+            switchax.explain(**shapes)
+        switchax.explain(**shapes)
+        metadata = OperationMetadata(partition_axis=axes)
+        found = switchax.explain(**shapes, metadata=metadata, operation="opaque")
+    assert "batch over batch=2, heads over model=4" in str(found)
+
+
 @pytest.mark.parametrize("kv_len", [6, 7])
 def test_a_sequence_axis_is_refused_with_its_name(kv_len):
     sizes = {"kv_len": kv_len}

@@ -28,6 +28,7 @@ from .kinds.attention import ATTENTION, AttentionOutput, AttentionRequest
 from .loading import CONTRACT
 from .metadata import OperationMetadata
 from .operation import BaseOperation
+from .partition import PartitionAxis, PartitionManager
 from .registrations import add_kind as _add_kind
 from .registry import OperationRegistry
 from .request import ArraySpec, Request
@@ -61,6 +62,8 @@ __all__ = [
     "OperationKind",
     "OperationMetadata",
     "OperationRegistry",
+    "PartitionAxis",
+    "PartitionManager",
     "Plan",
     "Refusal",
     "RegistrationError",

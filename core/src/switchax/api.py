@@ -81,7 +81,8 @@ def attention(
         return_weights: Whether the probabilities are returned too.
         operation: "auto", a name, `plugin:operation`, or names tried in order. A
             named operation runs or raises; it is never replaced.
-        metadata: Dtype to cast to, backend, configurations.
+        metadata: Dtype to cast to, backend, configurations, and on many devices the
+            mesh and the `PartitionAxis` that says what its axes mean.
         **unknown: Nothing; an unknown keyword is an error.
 
     Returns:

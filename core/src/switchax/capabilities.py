@@ -47,19 +47,25 @@ def _names(value: Any, what: str) -> frozenset[str]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Capabilities:
-    """The declaration of an operation, read by dispatch and checked by conformance.
+    """The declaration of an operation, read by dispatch.
 
     Attributes:
         platforms: Of "cpu", "cuda", "rocm", "tpu", "tt"; "gpu" is cuda and rocm,
             "any" is all.
         dtypes: Dtypes of the operands (query, key, value).
-        features: Names of the kind's features that are honoured exactly.
+        features: Names of the kind's features that are honoured exactly. For
+            attention: bias, mask, segment_ids, q_lengths, kv_lengths, causal, window,
+            q_offset, q_offset_per_batch, logits_soft_cap, softmax_aux, dropout, gqa,
+            v_head_dim, lse, weights; `ATTENTION.features` says which arguments of a
+            forward method each brings. With lse it returns `(output, lse)`, with
+            weights an `AttentionOutput`.
         differentiable: Arguments (and the outputs "lse", "weights") whose
             derivative is right. A derivative of anything else raises.
         cost: Cost class.
         layouts: Layouts taken as they are; core brings others to the first.
         multiples: Sizes that must be a multiple of a number, such as
-            `{"kv_len": 128}`; core pads q_len, kv_len and head_dim where it can.
+            `{"kv_len": 128}`; core pads q_len, kv_len, head_dim and v_head_dim where
+            it can. Others of attention are batch, heads and kv_heads.
         limits: Largest size taken, such as `{"head_dim": 256}`.
         opaque: The partitioner cannot see into the kernel (Pallas, Triton). On a
             mesh core runs it in a `jax.shard_map`, or refuses.
@@ -120,6 +126,12 @@ class Capabilities:
                     f"Capabilities: expected {field} to be a bool, got {got}; "
                     "write True or False"
                 )
+        if self.shardable and not self.opaque:
+            raise RegistrationError(
+                f"Capabilities: expected shardable of an opaque operation only, got "
+                f"shardable={sorted(self.shardable)} with opaque=False; the "
+                "partitioner splits what it sees into: leave shardable out"
+            )
         if type(self.priority) is not int:
             raise RegistrationError(
                 f"Capabilities: expected priority to be an int, got "

@@ -23,10 +23,7 @@ from .metadata import OperationMetadata
 from .operation import BaseOperation, forward_method
 from .placement import Placement, Shards, shards_of
 from .registrations import Entry
-from .registry import (
-    find_entry,
-    unloaded_note,
-)
+from .registry import HOW_TO_INSTALL, find_entry, unloaded_note
 from .request import Request
 from .settings import Settings, current_settings
 from .target import Target
@@ -360,7 +357,7 @@ def _nothing_fits(
     note = unloaded_note(ensure_loaded())
     got = f"{request.kind} on {target}"
     if not candidates:
-        todo = "pip install switchax-vanilla switchax-sdpa"
+        todo = HOW_TO_INSTALL
         if note:
             todo = "see below, or `switchax doctor`"
         return (

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from .checks import fail_type
+from .checks import as_metadata, fail_type
 from .dispatch import Candidate, assess, check_degraded, decide, operation_names
 from .errors import ContestedNameError, Refusal, UnknownOperationError, UnsupportedError
 from .kind import OperationKind
@@ -83,6 +83,9 @@ class Explanation:
         if self.passed_over:
             passed = ", ".join(self.passed_over)
             lines.append(f"a worse cost class than {passed}, which refused")
+        if self.chosen is None:
+            # What is indented is told below.
+            lines += [x for x in self.error.splitlines() if not x.startswith(" ")]
         lines += [f"every candidate refuses: {refusal}" for refusal in self.common]
         for candidate in self.candidates:
             reasons = "; ".join(map(str, self.own_refusals(candidate)))
@@ -92,7 +95,7 @@ class Explanation:
                 verdict += " (experimental: only when named)"
             text = f"  {candidate.entry.qualified} ({candidate.cost}): {verdict}"
             text += f" {reasons}" if reasons else ""
-            lines.append(text + (f" with {steps}" if steps else ""))
+            lines.append(text + (f" [core adapts it: {steps}]" if steps else ""))
         lines += [f"  not loaded: {text}" for text in self.not_loaded]
         return "\n".join(lines)
 
@@ -104,6 +107,7 @@ def explain(
     mesh: Any = None,
     operation: str | Sequence[str] = "auto",
     kind: str | OperationKind = "attention",
+    metadata: OperationMetadata | None = None,
     **arguments: Any,
 ) -> Explanation:
     """Says which operation a call would get, and what each other one refuses.
@@ -117,6 +121,8 @@ def explain(
             default the one in force.
         operation: As in a call.
         kind: The kind of the call that `arguments` describe.
+        metadata: As in a call; its mesh and backend count where `mesh` and `target`
+            are not given.
         **arguments: Arguments of the call; arrays may be `jax.ShapeDtypeStruct`.
 
     Returns:
@@ -142,16 +148,23 @@ def explain(
         raise fail_type("explain", "request to be a Request", got, todo)
     records = ensure_loaded()
     the_kind = find_kind("explain", request.kind if request is not None else kind)
-    request = request if request is not None else the_kind.request(**arguments)
-    where = _target(target, mesh)
-    placement = placement_of(the_kind, request, OperationMetadata(mesh=mesh))
+    metadata = as_metadata("explain", metadata)
+    if request is None:
+        request = the_kind.request(metadata, **arguments)
+    if mesh is None and target is None:
+        where = current_target((), metadata.backend, metadata.mesh)
+    else:
+        where = _target(target, mesh)
+    if mesh is not None:
+        metadata = metadata.replace(mesh=mesh)
+    placement = placement_of(the_kind, request, metadata)
     chosen, error = None, ""
     passed_over: tuple[str, ...] = ()
     names = operation_names("explain", operation) or current_settings().operation
     settings = current_settings()
     try:
         decision = decide(
-            the_kind, request, where, names, settings, placement=placement
+            the_kind, request, where, names, settings, metadata, placement
         )
         passed_over = tuple(c.entry.qualified for c in decision.degraded)
         check_degraded(decision, settings.strict)
@@ -159,7 +172,12 @@ def explain(
     except (UnsupportedError, UnknownOperationError, ContestedNameError) as problem:
         error = str(problem)
     candidates = assess(
-        the_kind, request, where, settings.force_native, placement=placement
+        the_kind,
+        request,
+        where,
+        settings.force_native,
+        metadata.backend,
+        placement,
     )
     return Explanation(
         request,
@@ -174,12 +192,11 @@ def explain(
 
 
 def _target(target: str | Target | None, mesh: Any) -> Target:
+    """The target of explicit arguments, at least one."""
     if target is not None and mesh is not None:
         raise fail_type("explain", "a target or a mesh", "both", "pass one")
     if target is not None:
         return Target.parse(target)
-    if mesh is None:
-        return current_target()
     if not isinstance(mesh, Mesh | AbstractMesh):
         got = f"mesh={mesh!r} ({type(mesh).__name__})"
         raise fail_type("explain", "a Mesh or AbstractMesh", got, "see jax.make_mesh")

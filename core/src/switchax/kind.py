@@ -98,11 +98,13 @@ class Plan:
         request: The request as the operation will see it.
         adaptations: What core does to get there, in order.
         refusals: Why it cannot; empty if it can.
+        source: The request as the user made it, where `request` is another.
     """
 
     request: Request
     adaptations: tuple[Adaptation, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    source: Request | None = None
 
     def cost(self, declared: Cost) -> Cost:
         """The operation's cost class after adaptation."""

@@ -80,7 +80,7 @@ def refusals_of(
     if request.dtype not in capabilities.dtypes:
         allowed = ", ".join(sorted(capabilities.dtypes))
         reasons.append(Refusal("dtype", "dtype", request.dtype, allowed, "cast"))
-    reasons += _feature_refusals(cls, request, method)
+    reasons += _feature_refusals(cls, plan, method)
     reasons += _limit_refusals(capabilities, request)
     if not reasons:  # its own rules may rely on the table's
         try:
@@ -96,10 +96,14 @@ def refusals_of(
 
 
 def _feature_refusals(
-    cls: type[BaseOperation], request: Request, method: str | None
+    cls: type[BaseOperation], plan: Plan, method: str | None
 ) -> Iterable[Refusal]:
+    """Refuses features, those that the user asked for before those core needs."""
+    request, source = plan.request, plan.source or plan.request
     taken = set(forward_parameters(cls, method)) if method else None
-    for feature in sorted(request.features):
+    for feature in sorted(
+        request.features, key=lambda f: (f not in source.features, f)
+    ):
         if feature not in cls.capabilities.features:
             why = "not among its features"
         elif taken is not None and not taken.issuperset(
@@ -108,8 +112,14 @@ def _feature_refusals(
             why = f"not taken by {method}"
         else:
             continue
-        actual = feature_value(request, feature)
-        hint = f"{feature!r} is {why}: leave it out, or choose another operation"
+        if feature in source.features:
+            actual = feature_value(source, feature)
+            hint = f"{feature!r} is {why}: leave it out, or choose another operation"
+        else:
+            steps = ", ".join(f"{a.name} ({a.detail})" for a in plan.adaptations)
+            actual = f"needed to {steps}"
+            hint = f"{feature!r} is {why}, and core needs it to adapt the call: "
+            hint += "choose another operation"
         yield Refusal("feature", feature, actual, "unused", hint)
 
 

@@ -165,7 +165,8 @@ class BaseOperation(abc.ABC):
             **kwargs: The kind's other arguments.
 
         Returns:
-            The kind's output, `AttentionOutput` for attention.
+            The kind's output, whatever was asked for: `AttentionOutput` for attention,
+            where `switchax.attention` returns the array alone.
 
         Raises:
             TypeError: For an unknown keyword or a wrong type.

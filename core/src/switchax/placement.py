@@ -27,6 +27,7 @@ from .sharding import (
     flat_names,
     has_explicit_axes,
     is_mesh_set,
+    report_unused_mesh,
 )
 
 if TYPE_CHECKING:
@@ -132,6 +133,12 @@ def placement_of(
     passed: Specs = ()
     if has_explicit_axes():
         passed = tuple((name, s.spec) for name, s in types_.items())
+    report_unused_mesh(
+        request.kind,
+        mesh,
+        metadata.partition_axis,
+        {n for _, spec in passed for n in flat_names(list(spec))},
+    )
     return Placement(mesh, tuple(kind.specs(request, metadata).items()), passed)
 
 

@@ -24,6 +24,7 @@ from .settings import normalised
 from .target import Target, current_target
 
 __all__ = [
+    "HOW_TO_INSTALL",
     "OperationRegistry",
     "check_keeps_metadata",
     "claimants",
@@ -32,6 +33,11 @@ __all__ = [
     "find_entry",
     "find_kind",
 ]
+
+HOW_TO_INSTALL = (
+    "pip install switchax-vanilla switchax-sdpa, or of a clone ./plugins/vanilla "
+    "./plugins/sdpa"
+)
 
 # Where operations of this repository come from, for the advice in errors alone.
 _OURS = {
@@ -330,7 +336,7 @@ def _unknown(name: str, entries: list[Entry], records: dict[str, PluginRecord]) 
     if not known:
         there = "loaded" if records else "installed"
         text = f"operation: expected an operation, got {got} and none {there}"
-        text += "; pip install switchax-vanilla switchax-sdpa" if not records else ""
+        text += f"; {HOW_TO_INSTALL}" if not records else ""
     else:
         text = f"operation: expected one of {', '.join(known)}, got {got}"
         ours = _OURS.get(name)

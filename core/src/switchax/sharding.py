@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -33,6 +34,7 @@ __all__ = [
     "flat_names",
     "has_explicit_axes",
     "is_mesh_set",
+    "report_unused_mesh",
     "shape_of",
     "with_auto_axes",
 ]
@@ -41,7 +43,10 @@ AnyMesh: TypeAlias = Mesh | AbstractMesh
 
 
 class UnknownMeshAxisWarning(UserWarning):
-    """Said once for a name that is neither in the mesh nor in PartitionAxis."""
+    """Said once for a name that is neither in the mesh nor in PartitionAxis.
+
+    Also for a mesh none of whose axes PartitionAxis names.
+    """
 
 
 def current_mesh() -> AnyMesh | None:
@@ -239,6 +244,43 @@ def _report_unknown(
             _said.add(name)
             message = f"{where}: expected {rule}, got {got}; it splits nothing"
             warnings.warn(message, UnknownMeshAxisWarning, stacklevel=3)
+
+
+def report_unused_mesh(
+    where: str,
+    mesh: AnyMesh,
+    partition_axis: PartitionAxis,
+    used: AbstractSet[Any] = frozenset(),
+) -> None:
+    """Warns, once, of a mesh that splits nothing since no rule names its axes.
+
+    Args:
+        where: Who was called.
+        mesh: The mesh in force.
+        partition_axis: The rules.
+        used: Axes that split something by themselves.
+
+    Raises:
+        ValueError: Instead, if settings are strict.
+    """
+    from .partition import known_mesh_axes
+
+    sizes = {n: size for n, size in _splitting_axes(mesh).items() if size > 1}
+    known = known_mesh_axes(partition_axis)
+    if not sizes or not sizes.keys().isdisjoint(known | used):
+        return
+    names = ", ".join(sorted(map(str, known)))
+    rule = f"a mesh with an axis that PartitionAxis names ({names})"
+    got = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    first, last = next(iter(sizes)), [*sizes][-1]
+    todo = "name them so, or pass metadata=OperationMetadata(partition_axis="
+    todo += f"PartitionAxis(batch_axis={first!r}, head_axis={last!r})) or the like"
+    if current_settings().strict:
+        raise fail_value(where, rule, got, f"strict is set: {todo}")
+    if (where, got) not in _said:
+        _said.add((where, got))
+        message = f"{where}: expected {rule}, got {got}, which splits nothing; {todo}"
+        warnings.warn(message, UnknownMeshAxisWarning, stacklevel=4)
 
 
 def shape_of(where: str, x: Any) -> tuple[int, ...]:

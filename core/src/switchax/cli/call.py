@@ -10,10 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from switchax.axes import MODE_DECODE, RUNTIME_MODES
 from switchax.errors import near_miss
 
-from .flags import Shape, wrong
+from .flags import MODES, Shape, wrong
 
 __all__ = ["arguments_of"]
 
@@ -45,6 +44,9 @@ def arguments_of(kind: str, flags: Mapping[str, Any]) -> dict[str, Any]:
             todo = "say it once, by its own flag or by --arg"
             raise wrong("each argument once", f"{name} twice", todo)
         arguments[name] = value
+    if kind == "attention" and "query" in arguments:
+        arguments.setdefault("key", arguments["query"])
+        arguments.setdefault("value", arguments["key"])
     return arguments
 
 
@@ -62,7 +64,7 @@ def _check_beside_q(flags: Mapping[str, Any]) -> None:
 def _static(flags: Mapping[str, Any]) -> dict[str, Any]:
     given = {
         "layout": flags["layout"],
-        "mode": _mode(flags["mode"]),
+        "mode": MODES[flags["mode"]] if flags["mode"] is not None else None,
         "causal": flags["causal"] or None,
         "window": flags["window"],
         "softmax_scale": flags["softmax_scale"],
@@ -72,11 +74,6 @@ def _static(flags: Mapping[str, Any]) -> dict[str, Any]:
         "return_weights": flags["weights"] or None,
     }
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _mode(mode: str | None) -> str | None:
-    dressed = MODE_DECODE if mode == "decode" else f"__{mode}__"
-    return dressed if dressed in RUNTIME_MODES else mode
 
 
 def _arrays(flags: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct | int]:

@@ -43,7 +43,8 @@ def diagnose() -> dict[str, Any]:
 
     Returns:
         Data for JSON, in the order in which it is shown; "healthy" says whether no
-        plugin failed, no name is contested and no setting is wrong.
+        plugin failed or brought nothing, no name is contested, no setting is wrong,
+        and there is an operation.
     """
     sources, settings = setting_sources(), _right_settings()
     plugins = [describe_plugin(record) for record in ensure_loaded(settings).values()]
@@ -51,8 +52,12 @@ def diagnose() -> dict[str, Any]:
     names = _contested(target)
     wrong = _wrong_settings(sources, settings, target)
     failed = any(plugin["status"] == "failed" for plugin in plugins)
+    empty = _empty_plugins()
+    usable = bool(registrations.entries())
     return {
-        "healthy": not (failed or names or wrong),
+        "healthy": usable and not (failed or names or wrong or empty),
+        "operations": len(registrations.entries()),
+        "empty_plugins": empty,
         "versions": _versions(),
         "plugins": plugins,
         "contested": names,
@@ -66,6 +71,18 @@ def diagnose() -> dict[str, Any]:
         "damaged_files": damaged_files(),
         "devices": _devices(),
     }
+
+
+def _empty_plugins() -> list[str]:
+    """Plugins that were loaded and brought nothing: a decorator was forgotten."""
+    owners = {(e.plugin, e.distribution) for e in registrations.entries()}
+    return [
+        key
+        for key, record in ensure_loaded(_right_settings()).items()
+        if record.status == "loaded"
+        and (record.plugin.name, record.plugin.distribution) not in owners
+        and not hooks.get_hookcallers(hooks.get_plugin(key))
+    ]
 
 
 def _versions() -> dict[str, str]:

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from switchax.registry import HOW_TO_INSTALL
+
 from .diagnosis import diagnose, load
 from .output import show_json, show_line, show_table, stdout_kept
 
@@ -21,7 +23,8 @@ NEUTRAL = {"operation": "auto", "plugins": "all", "cache_dir": "user's cache fol
 def doctor(ctx: click.Context, as_json: bool, verbose: bool) -> None:
     """Check plugins, names, settings and devices.
 
-    Exits 1 if a plugin failed, a name is contested or a setting is wrong.
+    Exits 1 if a plugin failed or brings nothing, a name is contested, a setting is
+    wrong, or no operation is installed.
     """
     with stdout_kept():
         load()
@@ -40,6 +43,9 @@ def _show(findings: dict[str, Any], verbose: bool) -> None:
     versions = findings["versions"].items()
     show_line(", ".join(f"{name} {version}" for name, version in versions))
     _show_plugins(findings["plugins"], verbose)
+    for key in findings["empty_plugins"]:
+        text = f"{key}: expected an operation, kind or hook, got none; decorate the "
+        show_line(text + "class with @OperationRegistry.register", "red")
     if findings["contested"]:
         _heading("contested names")
         for name in findings["contested"]:
@@ -61,7 +67,7 @@ def _heading(text: str) -> None:
 def _show_plugins(plugins: list[dict[str, Any]], verbose: bool) -> None:
     _heading("plugins")
     if not plugins:
-        show_line("none is installed; pip install switchax-vanilla switchax-sdpa")
+        show_line(f"none is installed; {HOW_TO_INSTALL}")
         return
     keys = ("plugin", "distribution", "version", "status", "reason", "fix")
     shown = [key for key in keys if any(plugin[key] for plugin in plugins)]
@@ -111,9 +117,12 @@ def _verdict(findings: dict[str, Any]) -> str:
     failed = sum(plugin["status"] == "failed" for plugin in findings["plugins"])
     counts: dict[str, int | str] = {
         "plugins failed": failed,
+        "plugins that bring nothing": len(findings["empty_plugins"]),
         "names contested": len(findings["contested"]),
         "settings wrong": len(findings["wrong_settings"]),
     }
+    if not findings["operations"]:
+        counts["operations"] = "none"
     if findings["devices"]["problem"]:
         counts["devices JAX starts on"] = "none"
     if not any(counts.values()):

@@ -48,7 +48,7 @@ def house_form() -> Iterator[None]:
         raise
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "switchax"
-        got = error.format_message().rstrip(".")
+        got = error.format_message().rstrip(".").removeprefix("Got ")
         todo = f"see `{path} --help`"
         text = house_message(path, "arguments as in its help", got, todo)
         raise WrongCall(text, error.ctx) from error

@@ -9,13 +9,21 @@ from typing import Any
 import click
 import jax.numpy as jnp
 
-from switchax.errors import house_message
+from switchax.axes import MODE_DECODE, MODE_INSERT, MODE_PREFILL, MODE_TRAIN
+from switchax.errors import house_message, near_miss
 
 from .errors import WrongCall
 
-__all__ = ["Shape", "request_options", "wrong"]
+__all__ = ["MODES", "Shape", "request_options", "wrong"]
 
 Shape = tuple[int, ...]
+
+MODES = {
+    "train": MODE_TRAIN,
+    "prefill": MODE_PREFILL,
+    "decode": MODE_DECODE,
+    "insert": MODE_INSERT,
+}
 
 
 def wrong(rule: str, got: str, todo: str) -> WrongCall:
@@ -51,6 +59,13 @@ def _offset(ctx: click.Context, param: click.Parameter, text: str | None) -> Any
     except ValueError:
         rule, todo = "a number, scalar or batch", "the words stand for arrays"
         raise wrong(rule, f"--q-offset={text}", todo) from None
+
+
+def _mode(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+    if text is not None and text not in MODES:
+        got = f"--mode={text}{near_miss(text, MODES)}"
+        raise wrong(f"a mode of {', '.join(MODES)}", got, "or leave it out for train")
+    return text
 
 
 def _sinks(ctx: click.Context, param: click.Parameter, number: int | None) -> Any:
@@ -91,7 +106,12 @@ _OPTIONS = (
         show_default=True,
     ),
     click.option("--layout", help="bthd, bhtd or thd."),
-    click.option("--mode", help="train, prefill, decode or insert."),
+    click.option(
+        "--mode",
+        callback=_mode,
+        metavar="MODE",
+        help="train, prefill, decode or insert.",
+    ),
     click.option("--causal", is_flag=True, help="No key after the row's own."),
     click.option(
         "--window",

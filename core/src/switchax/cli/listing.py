@@ -6,6 +6,7 @@ import click
 
 from switchax import registrations
 from switchax.loading import PluginRecord, ensure_loaded
+from switchax.registry import HOW_TO_INSTALL
 from switchax.target import Target
 
 from .errors import one_line
@@ -15,7 +16,7 @@ from .targets import present_target, target_option
 
 __all__ = ["list_operations"]
 
-NOTHING = "no operation is installed; pip install switchax-vanilla switchax-sdpa"
+NOTHING = f"no operation is installed; {HOW_TO_INSTALL}"
 COLUMNS = (
     "operation",
     "other names",
@@ -63,9 +64,7 @@ def _show(rows: list[Row], missing: list[PluginRecord], target: Target | None) -
         heading = f"on {target}" if target is not None else "here"
         show_table((*COLUMNS, heading), [_cells(row) for row in rows])
     else:
-        show_line(
-            "no operation is installed; pip install switchax-vanilla switchax-sdpa"
-        )
+        show_line(NOTHING)
     _show_not_loaded(missing)
 
 

@@ -34,14 +34,12 @@ class AttentionPlan(Plan):
     """The plan of one attention call.
 
     Attributes:
-        source: The request as the user made it.
         padding: Axis and padded size, for each axis that is padded.
         kv_repeat: How often each kv head is repeated; 1 for not at all.
         fold: Where visibility goes: "" (as it is), "segments" or "mask".
         skip: No row sees a key, so core answers without the kernel.
     """
 
-    source: AttentionRequest | None = None
     padding: Padding = ()
     kv_repeat: int = 1
     fold: str = ""

@@ -61,6 +61,11 @@ def finish(
                 f"attention: expected {name} from an operation that declares it, got "
                 "None; return AttentionOutput(output, weights, lse) or (output, lse)"
             )
+        if array is not None and not hasattr(array, "shape"):
+            raise RegistrationError(
+                f"attention: expected {name} to be an array or None, got {array!r}; "
+                "return AttentionOutput(output, weights, lse) or (output, lse)"
+            )
     adapted = plan.request
     assert isinstance(adapted, AttentionRequest)  # narrows the type
     _check_result(adapted, output, weights, lse)
