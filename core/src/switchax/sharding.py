@@ -272,9 +272,10 @@ def report_unused_mesh(
     names = ", ".join(sorted(map(str, known)))
     rule = f"a mesh with an axis that PartitionAxis names ({names})"
     got = ", ".join(f"{name}={size}" for name, size in sizes.items())
-    first, last = next(iter(sizes)), [*sizes][-1]
+    fields = zip(("data_parallel_axis", "tensor_parallel_axis"), sizes, strict=False)
+    names = ", ".join(f"{field}={name!r}" for field, name in fields)
     todo = "name them so, or pass metadata=OperationMetadata(partition_axis="
-    todo += f"PartitionAxis(batch_axis={first!r}, head_axis={last!r})) or the like"
+    todo += f"PartitionAxis({names})) or the like"
     if current_settings().strict:
         raise fail_value(where, rule, got, f"strict is set: {todo}")
     if (where, got) not in _said:
