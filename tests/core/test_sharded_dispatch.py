@@ -216,6 +216,26 @@ def test_an_axis_that_splits_nothing_adds_no_collective_to_the_gradient():
     assert_same(compiled(*arguments), expected)
 
 
+@pytest.mark.parametrize("name", ["vanilla", "opaque"])
+def test_a_bias_that_lies_as_its_heads_is_not_gathered(name):
+    mesh = mesh_of(**AUTO)
+    split = NamedSharding(mesh, P("dp", None, "tp"))
+    query = jax.ShapeDtypeStruct((4, 6, 8, 16), "float32", sharding=split)
+    split = NamedSharding(mesh, P("dp", "tp"))
+    bias = jax.ShapeDtypeStruct((4, 8, 6, 6), "float32", sharding=split)
+
+    def gradient(query, bias):
+        def loss(query, bias):
+            seen = jax.lax.stop_gradient(bias) > 0
+            options = {"bias": bias, "mask": seen, "operation": name}
+            return switchax.attention(query, query, query, **options).sum()
+
+        return jax.grad(loss, argnums=(0, 1))(query, bias)
+
+    with jax.set_mesh(mesh):
+        assert not collectives(jax.jit(gradient).lower(query, bias).compile())
+
+
 @pytest.mark.usefixtures("quick_compilation")
 def test_beside_an_axis_that_splits_nothing_what_is_shared_is_summed_once():
     bias, options = drawn((8, 1, 6)), {"softmax_aux": drawn((8,)), "return_lse": True}
@@ -341,6 +361,38 @@ def test_a_length_that_an_array_s_type_splits_is_refused():
     arguments = [jax.device_put(x, split) for x in operands()]
     with jax.set_mesh(mesh), pytest.raises(UnsupportedError, match="over x=2"):
         switchax.attention(*arguments, operation="opaque")
+
+
+@pytest.mark.parametrize("name", ["value", "mask", "bias", "kv_segment_ids"])
+def test_a_length_that_another_array_s_type_splits_is_refused(name):
+    """It would be gathered in silence."""
+    query, key, value = operands(kv_len=8, heads=4, kv_heads=4, q_len=8)
+    given = {
+        "value": value,
+        "mask": jnp.ones((4, 1, 8, 8), bool),
+        "bias": jnp.ones((8, 8)),
+        "kv_segment_ids": jnp.zeros((4, 8), jnp.int32),
+    }
+    last = (
+        P(None, "tp") if name == "value" else P(*[None] * (given[name].ndim - 1), "tp")
+    )
+    with jax.set_mesh(mesh_of(AxisType.Explicit, dp=2, tp=4)):
+        arrays = {name: jax.device_put(given[name], last)}
+        if name == "kv_segment_ids":
+            arrays["q_segment_ids"] = given[name]
+        call = {"value": value, **arrays}
+        with pytest.raises(UnsupportedError, match="kv_len=split over tp=4"):
+            switchax.attention(query, key, operation="opaque", **call)
+
+
+def test_partial_sums_are_summed_first():
+    mesh = mesh_of(AxisType.Explicit, dp=2, tp=4)
+    query, key, value = operands()
+    with jax.set_mesh(mesh):
+        shared = jax.device_put(query, NamedSharding(mesh, P("dp", reduced={"tp"})))
+        found = switchax.attention(shared, key, value, operation="vanilla")
+    expected = switchax.attention(query, key, value, operation="vanilla")
+    assert_same(found, expected)
 
 
 def test_a_mesh_of_types_alone_must_be_set_for_opaque_kernels():

@@ -220,6 +220,31 @@ def test_specs_in_other_forms():
         correct_spec("dp", (2,), mesh)
 
 
+def test_lengths_may_be_numpy_ints():
+    mesh = jax.make_mesh((2, 4), ("dp", "tp"), (AUTO,) * 2)
+    assert correct_spec(P("dp", "tp"), np.array([8, 8]), mesh) == P("dp", "tp")
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "error"),
+    [
+        (3, (8,), TypeError),
+        (P("dp"), 8, TypeError),
+        (P("dp", unreduced={"tp"}), (8,), ValueError),
+        (P("dp", reduced={"tp"}), (8,), ValueError),
+    ],
+)
+def test_what_is_no_layout_is_refused(spec, shape, error):
+    mesh = jax.make_mesh((2, 4), ("dp", "tp"), (AUTO,) * 2)
+    with pytest.raises(error, match="correct_spec: expected"):
+        correct_spec(spec, shape, mesh)
+
+
+def test_a_shape_without_an_array_is_not_laid_out():
+    with pytest.raises(TypeError, match="expected an array"):
+        constrain(jax.ShapeDtypeStruct((8,), "float32"), P("dp"))
+
+
 def test_what_is_no_mesh_is_refused():
     for wrong in ("dp", {"dp": 2}, NamedSharding(make_mesh("dp2"), P())):
         with pytest.raises(TypeError, match="a Mesh or AbstractMesh, got mesh="):

@@ -122,7 +122,8 @@ _Rows = dict[tuple[str, str], list[dict[str, str]]]
 def _read(path: Path, stamp: tuple[int, int]) -> _Rows:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document["switchax_decisions"] != _FORMAT:
+        number = document["switchax_decisions"]
+        if type(number) is not int or number != _FORMAT:
             raise ValueError(f"switchax_decisions is not {_FORMAT}")
         rows: _Rows = {}
         for row in document["decisions"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -11,6 +12,7 @@ from . import decisions, registrations
 from .capabilities import Cost
 from .checks import fail_type, fail_value
 from .errors import (
+    ContestedNameError,
     DegradedChoiceError,
     DegradedChoiceWarning,
     Refusal,
@@ -269,13 +271,21 @@ def _choose_named(
 ) -> Decision:
     by_class = {candidate.entry.operation: candidate for candidate in candidates}
     tried = []
+    for name in names[1:]:  # a name that nobody has is no fallback
+        with contextlib.suppress(ContestedNameError, UnsupportedError):
+            find_entry(name, target, kind.name)
     for name in names:
         candidate = by_class[find_entry(name, target, kind.name).operation]
         if not candidate.refusals:
             how = "named" if len(names) == 1 else "listed"
             return Decision(request, target, candidate, candidates, how)
         tried.append(candidate)
-    usable = [c.entry.name for c in candidates if not c.refusals]
+    plain = [c.entry.name for c in candidates]
+    usable = [
+        c.entry.name if plain.count(c.entry.name) == 1 else c.entry.qualified
+        for c in candidates
+        if not c.refusals
+    ]
     texts = [
         refused_text(c.entry.name, c.refusals, usable) + _of_one_device(request, c)
         for c in tried

@@ -24,6 +24,7 @@ from .sharding import (
     AnyMesh,
     as_spec,
     current_mesh,
+    entries_of,
     flat_names,
     has_explicit_axes,
     is_mesh_set,
@@ -124,7 +125,9 @@ def placement_of(
         mesh = current_mesh()
     types_ = {name: jax.typeof(array).sharding for name, array in arrays.items()}
     if mesh is None:
-        split = [s.mesh for s in types_.values() if any(flat_names(list(s.spec)))]
+        split = [
+            s.mesh for s in types_.values() if any(flat_names(list(entries_of(s.spec))))
+        ]
         return Placement(split[0], (), is_set=False) if split else None
     if not any(size > 1 for size in _open_axes(mesh).values()):
         return None
@@ -132,7 +135,7 @@ def placement_of(
         return Placement(mesh, ())  # JAX hands over no axes from within shard_map
     passed: Specs = ()
     if has_explicit_axes():
-        passed = tuple((name, s.spec) for name, s in types_.items())
+        passed = tuple((n, as_spec(entries_of(s.spec))) for n, s in types_.items())
     report_unused_mesh(
         request.kind,
         mesh,

@@ -53,7 +53,8 @@ class OperationRegistry:
     """The operations of every installed plugin, by name.
 
     Canonical and shared names live in one namespace. A name that several operations
-    claim means none of them; `plugin:operation` always means one. Nothing is
+    claim means none of them; `plugin:operation` means one, `distribution:operation`
+    where two plugins are called alike. Nothing is
     discovered before the first question.
     """
 

@@ -91,7 +91,13 @@ def _parse_bool(name: str, value: Any, source: str) -> bool:
         return value
     if isinstance(value, str) and value.strip().lower() in _TRUE | _FALSE:
         return value.strip().lower() in _TRUE
-    raise _bad(source, f"{name} to be a bool", name, value, "write 1 or 0")
+    raise _bad(
+        source,
+        f"{name} to be a bool",
+        name,
+        value,
+        "write True or False, or 1 or 0 in the environment",
+    )
 
 
 def _parse_names(name: str, value: Any, source: str) -> tuple[str, ...]:

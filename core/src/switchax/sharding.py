@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from . import compat
 from .axes import EMPTY
-from .checks import fail_type, fail_value
+from .checks import brief, fail_type, fail_value, is_integer
 from .errors import near_miss
 from .settings import current_settings
 
@@ -31,6 +31,7 @@ __all__ = [
     "constrain",
     "correct_spec",
     "current_mesh",
+    "entries_of",
     "flat_names",
     "has_explicit_axes",
     "is_mesh_set",
@@ -87,6 +88,11 @@ def flat_names(entry: Any) -> Iterator[Any]:
             yield from flat_names(member)
     elif entry is not None and not (isinstance(entry, str) and entry == EMPTY):
         yield entry
+
+
+def entries_of(spec: Iterable[Any]) -> tuple[Any, ...]:
+    """Returns a spec's entries, leaving aside what it says of partial sums."""
+    return tuple(spec.partitions if isinstance(spec, PartitionSpec) else spec)
 
 
 def as_spec(entries: Iterable[Any]) -> PartitionSpec:
@@ -152,9 +158,9 @@ def correct_spec(
         changes nothing.
 
     Raises:
-        TypeError: If mesh is no mesh.
-        ValueError: For an axis used twice, a bare string, or, when strict, for a name
-            that nobody knows.
+        TypeError: If mesh is no mesh, or spec or shape is none.
+        ValueError: For an axis used twice, a bare string, unreduced axes, or, when
+            strict, for a name that nobody knows.
 
     Example:
         >>> mesh = jax.make_mesh((2, 4), ("dp", "tp"))
@@ -165,6 +171,16 @@ def correct_spec(
     if isinstance(spec, str):
         todo = f"pass PartitionSpec({spec!r})"
         raise fail_value(where, "a PartitionSpec", f"spec={spec!r}", todo)
+    if isinstance(spec, PartitionSpec) and (spec.unreduced or spec.reduced):
+        todo = "reshard the array first: partial sums are no layout"
+        rule = "a spec without unreduced or reduced axes"
+        raise fail_value(where, rule, f"spec={spec}", todo)
+    if not isinstance(spec, Iterable | None):
+        got = f"spec={brief(spec)}"
+        raise fail_type(where, "a PartitionSpec", got, "pass its spec")
+    if not isinstance(shape, Iterable):
+        got = f"shape={brief(shape)}"
+        raise fail_type(where, "a shape", got, "pass x.shape")
     entries = [
         () if entry is PartitionSpec.UNCONSTRAINED else tuple(flat_names(entry))
         for entry in (() if spec is None else spec)
@@ -212,7 +228,7 @@ def _dividing_prefix(
     for name in names:
         if name in sizes:
             parts *= sizes[name]
-            if not isinstance(length, int) or length % parts:  # it may be symbolic
+            if not is_integer(length) or length % parts:  # it may be symbolic
                 break
             kept.append(name)
     return tuple(kept)
@@ -287,7 +303,7 @@ def report_unused_mesh(
 def shape_of(where: str, x: Any) -> tuple[int, ...]:
     """Returns an array's shape, or raises a TypeError for what is no array."""
     shape = getattr(x, "shape", None)
-    if isinstance(shape, tuple):
+    if isinstance(shape, tuple) and not isinstance(x, jax.ShapeDtypeStruct):
         return shape
     got = f"x={x!r} ({type(x).__name__})"
     raise fail_type(where, "an array", got, "shard each array of a tree")

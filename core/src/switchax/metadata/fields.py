@@ -146,7 +146,7 @@ def _partition_manager(where: str, label: str, value: Any) -> PartitionManager:
     from switchax.partition import PartitionManager
 
     if isinstance(value, Mapping):
-        return PartitionManager.from_dict(value)
+        return PartitionManager.from_dict(value, is_last_made=False)
     if not isinstance(value, PartitionManager):
         got = f"{label}={brief(value)}"
         todo = "pass PartitionManager(PartitionAxis())"

@@ -43,7 +43,8 @@ class OperationMetadata:
 
     Frozen, hashable, comparable, a static argument of jit, and a pytree without
     leaves. Copies are the same object. The mesh and `base_config` are part neither of
-    equality nor of a pickle nor of JSON.
+    equality nor of a pickle nor of JSON; so a jitted function that takes this as a
+    static argument keeps the first mesh, and sees another by `jax.set_mesh` only.
 
     Attributes:
         runtime_dtype: A floating dtype that query, key and value are cast to first;
@@ -167,6 +168,9 @@ class OperationMetadata:
         known = [field.name for field in dataclasses.fields(cls)]
         known.remove("base_config")
         check_keywords(where, overrides, known)
+        if isinstance(config, OperationMetadata):
+            got, todo = f"config={brief(config)}", "use its replace"
+            raise fail_type(where, "a model's configuration", got, todo)
         if config is None or isinstance(config, str | bytes | int | float | complex):
             got = f"config={brief(config)}"
             todo = "pass the model's configuration, or a mapping"
@@ -190,8 +194,9 @@ class OperationMetadata:
         """
         where = f"{type(self).__name__}.replace"
         known = [field.name for field in dataclasses.fields(self)]
+        known.remove("base_config")  # what it says is in the fields already
         check_keywords(where, updates, known)
-        kept = {n: vars(self)[_SLOTS.get(n, n)] for n in known if n != "base_config"}
+        kept = {n: vars(self)[_SLOTS.get(n, n)] for n in known}
         pairs = [("partition_axis", "partition_manager")]
         if self.platform in fields.DEVICES:
             pairs.append(("platform", "backend"))
@@ -299,8 +304,9 @@ class OperationMetadata:
             128
         """
         where = f"{type(self).__name__}.set_attrs_carefully"
-        if not isinstance(attr_name, str) or not attr_name.isidentifier():
-            todo = "pass the name of an attribute"
+        is_name = isinstance(attr_name, str) and attr_name.isidentifier()
+        if not is_name or attr_name.startswith("_"):
+            todo = "pass the name of an attribute, without a leading underscore"
             raise fail_type(where, "a name", f"attr_name={brief(attr_name)}", todo)
         slot = _SLOTS.get(attr_name, attr_name)
         if vars(self).get(slot, NOT_GIVEN) is not NOT_GIVEN:

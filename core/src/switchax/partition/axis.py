@@ -334,7 +334,7 @@ class PartitionAxis:
         An int may equal what is no int, and a name that only the mesh in force knows
         is unknown under another.
         """
-        known = {*TOKEN_FIELDS, *_DEFAULTS, *rules.axes, *rules.names, *self.mesh_axes}
+        known = {*TOKEN_FIELDS, *rules.axes, *rules.names, *self.mesh_axes}
         return all(isinstance(n, str) and n in known for n in flat_names(asked))
 
     def _resolved(

@@ -38,7 +38,9 @@ class PartitionManager:
 
     Current is what was entered in this `contextvars` context: each thread and each
     asyncio task has its own. A manager may be entered again, nested or not. Jitted
-    functions are traced again under another current manager. Frozen, hashable,
+    functions are traced again under another manager, current or made last; in a copied
+    context (`asyncio.to_thread`) it must be entered in the thread itself, else tracing
+    raises, and between `with` and such a call nothing may be awaited. Frozen, hashable,
     comparable, a static argument of jit, and a pytree without leaves.
 
     Attributes:
@@ -61,6 +63,7 @@ class PartitionManager:
             todo = "pass PartitionAxis()"
             raise fail_type("PartitionManager", "a PartitionAxis", got, todo)
         context.last_made.set(self)
+        context.tell_jax()
 
     # Copies, and what JAX does to a tree, do not make a manager: no __post_init__.
     def __copy__(self) -> PartitionManager:
@@ -173,11 +176,14 @@ class PartitionManager:
         return {"paxis": self.paxis.to_dict()}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PartitionManager:
+    def from_dict(
+        cls, data: Mapping[str, Any], *, is_last_made: bool = True
+    ) -> PartitionManager:
         """Returns the manager that `to_dict` described.
 
         Args:
             data: `{"paxis": {...}}`.
+            is_last_made: Whether `get_partition_manager` finds it from here on.
 
         Raises:
             TypeError: If data is no mapping.
@@ -193,7 +199,8 @@ class PartitionManager:
         if not isinstance(paxis, Mapping):
             got = f"a paxis of type {type(paxis).__name__}"
             raise fail_value(where, "a mapping", got, "pass what to_dict returned")
-        return cls(PartitionAxis.from_dict(paxis))
+        make = cls if is_last_made else unrecorded_manager
+        return make(PartitionAxis.from_dict(paxis))
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Returns `to_dict` as JSON text.
@@ -274,6 +281,7 @@ def get_current_partition_manager() -> PartitionManager | None:
         >>> with manager:
         ...     assert get_current_partition_manager() is manager
     """
+    context.check_told(context.entered)
     stack = context.entered.get()
     return stack[-1] if stack else None
 
@@ -285,7 +293,11 @@ def get_partition_manager() -> PartitionManager | None:
         >>> manager = PartitionManager(PartitionAxis())
         >>> assert get_partition_manager() is manager
     """
-    return get_current_partition_manager() or context.last_made.get()
+    current = get_current_partition_manager()
+    if current is None:
+        context.check_told(context.last_made)
+        return context.last_made.get()
+    return current
 
 
 def apply_logical_sharding(

@@ -14,7 +14,7 @@ from switchax.axes import EMPTY, NOT_GIVEN
 from switchax.checks import check_keywords, fail_type, fail_value
 
 from . import context
-from .fields import TOKEN_FIELDS
+from .fields import DERIVED_FROM, TOKEN_FIELDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +45,12 @@ class Rules:
 
     @functools.cached_property
     def names(self) -> frozenset[Any]:
-        """Every name in a rule: some are mesh axes."""
+        """Every mesh axis in a rule: what is no token, field or other rule."""
         rules = self.axes.values()
         values = [v for r in rules for v in (r.axis_rule, r.generation_axis_rule)]
-        return frozenset(leaf for value in values for leaf in _leaves(value))
+        leaves = frozenset(leaf for value in values for leaf in _leaves(value))
+        fields = {*TOKEN_FIELDS.values(), *DERIVED_FROM}
+        return leaves - fields - TOKEN_FIELDS.keys() - self.axes.keys() - {EMPTY}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rules) and self.axes == other.axes
@@ -75,6 +77,7 @@ _registered = Rules({})
 
 def current_rules() -> Rules:
     """Returns the axes known here: those of the scope, else of the process."""
+    context.check_told(context.scope)
     scoped = context.scope.get()
     return _registered if scoped is None else scoped
 

@@ -72,6 +72,7 @@ class SdpaAttention(BaseOperation):
             hint = "JAX asks for a product that the platform lacks; cast to float32"
             yield Refusal("rule", "dtype", "float16", "bfloat16, float32", hint)
         yield from symbolic_refusals(request)
+        yield from _one_row_refusals(request, target)
         if "lse" in request.features and request.dtype != "float32":
             hint = "its lse is rounded to the operands' dtype; cast to float32"
             yield Refusal(
@@ -224,6 +225,24 @@ def symbolic_refusals(request: Request) -> Iterable[Refusal]:
         for axis in ("q_len", "kv_len"):
             if not isinstance(request.sizes[axis], int):
                 yield _symbolic(request, axis)
+
+
+def _one_row_refusals(request: Request, target: Target) -> Iterable[Refusal]:
+    """Refuses products that XLA of JAX 0.10 turns into sums it cannot compile on CPU.
+
+    Measured with 0.10.2: `jax.jit(jax.nn.dot_product_attention)` in bfloat16 with one
+    batch and kv head, and one key or one head_dim; 0.12.0.1 compiles them.
+    """
+    if (
+        request.dtype == "bfloat16"
+        and target.platform == "cpu"
+        and jax.__version_info__ < (0, 12)
+        and request.sizes["batch"] == request.sizes["kv_heads"] == 1
+        and 1 in (request.sizes["kv_len"], request.sizes["head_dim"])
+    ):
+        axis = "kv_len" if request.sizes["kv_len"] == 1 else "head_dim"
+        hint = "JAX before 0.12 cannot compile it on a CPU: cast to float32"
+        yield Refusal("rule", axis, "1", "at least 2 in bfloat16", hint)
 
 
 def _symbolic(request: Request, axis: str) -> Refusal:

@@ -314,14 +314,15 @@ def _integers(
 def _narrowed(where: str, name: str, value: Any, array: Any) -> Any:
     """Returns ids of a wider dtype as int32, if they are known to fit."""
     todo = "ids that wrap would match others: number them from 0"
-    if isinstance(array, jax.core.Tracer):
+    # As passed: without x64 JAX has wrapped them, and under jit traced them, already.
+    if isinstance(value if isinstance(value, np.ndarray) else array, jax.core.Tracer):
         got = f"{name} of dtype {array.dtype}"
         raise fail_type(where, f"{name} within int32", got, "cast it to int32")
-    ids = np.asarray(value)  # as passed: without x64 JAX has wrapped them already
+    ids = np.asarray(value)
     if ids.size and not INT32.min <= ids.min() <= ids.max() <= INT32.max:
         got = f"{name} from {ids.min()} to {ids.max()}"
         raise fail_value(where, f"{name} within int32", got, todo)
-    return array.astype(jnp.int32)
+    return jnp.asarray(ids.astype(np.int32))
 
 
 def _window(where: str, window: Any) -> Window | None:
@@ -404,7 +405,8 @@ def _softmax_scale(where: str, value: Any, head_dim: int) -> float:
             got, todo = f"softmax_scale=None, head_dim={head_dim}", "pass a number"
             raise fail_value(where, rule, got, todo)
         return float(head_dim) ** -0.5 if head_dim else 1.0
-    todo = "for a traced or learned scale, multiply query by it and pass 1.0"
+    todo = "pass a Python or numpy number; for a traced or learned scale, multiply "
+    todo += "query by it and pass 1.0"
     return as_number(where, "softmax_scale", value, todo)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -73,6 +73,10 @@ def specs(
     found = {n: as_spec(entries) for n, entries in _outputs(request, by_letter).items()}
     for name, array in request.arrays:
         entries = tuple(wishes.get(name) or ())
+        if name in ("bias", "mask") and entries[1] is None:
+            # They follow query's heads, else a layout that fits would be undone.
+            heads, taken = set(flat_names(by_letter["h"])), set(flat_names(entries))
+            entries = (entries[0], tuple(sorted(heads - taken)), *entries[2:])
         # The last dimensions of what is broadcastable, as numpy aligns them.
         found[name] = as_spec(entries[len(entries) - len(array.shape) :])
     return found
@@ -180,7 +184,10 @@ def _refuse_other_dimensions(
     fields = {
         "query": {"t": ("q_len", request.q_len), "d": ("head_dim", request.head_dim)},
         "key": {"t": ("kv_len", request.kv_len), "d": ("head_dim", request.head_dim)},
-        "value": {"d": ("v_head_dim", request.v_head_dim)},
+        "value": {
+            "t": ("kv_len", request.kv_len),
+            "d": ("v_head_dim", request.v_head_dim),
+        },
     }
     for name, sizes in fields.items():
         for letter, (size, length) in sizes.items():
@@ -191,7 +198,25 @@ def _refuse_other_dimensions(
                 refusal = Refusal("sharding", size, got, "whole", hints[letter])
                 if refusal not in refusals:
                     refusals.append(refusal)
+    for name, dim, size in _passed_lengths(request):
+        names = [flat_names(e) for e in dict(placement.passed).get(name, ())[dim:]]
+        axes = _larger(placement, tuple(next(iter(names), ())))
+        if axes:
+            got = f"split over {_sizes(placement, axes)} in {name}"
+            refusals.append(Refusal("sharding", size, got, "whole", hints["t"]))
     return refusals
+
+
+def _passed_lengths(request: AttentionRequest) -> Iterator[tuple[str, int, str]]:
+    """Yields array, dimension and size, for lengths of other arrays than the three."""
+    for name, array in request.arrays:
+        rank = len(array.shape)
+        if name in ("bias", "mask"):
+            lengths = {rank - 2: "q_len", rank - 1: "kv_len"}
+            yield from ((name, dim, size) for dim, size in lengths.items() if dim >= 0)
+        elif name.endswith("segment_ids"):
+            size = "q_len" if name.startswith("q") else "kv_len"
+            yield name, rank - 1, size
 
 
 def _refuse_undeclared(
