@@ -80,7 +80,7 @@ switchax.attention(x, x, x)
 @pytest.mark.parametrize(
     ("variable", "text", "part"),
     [
-        ("SWITCHAX_STRICT", "maybe", "strict='maybe'; write 1 or 0"),
+        ("SWITCHAX_STRICT", "maybe", "strict='maybe'; write True or False, or 1 or 0"),
         ("SWITCHAX_OPERATION", ",", "at least one name"),
         ("SWITCHAX_OPERATION", "sdpa,auto", "'auto' alone"),
         ("SWITCHAX_AUTOLOAD", "2", "autoload='2'"),
@@ -120,7 +120,7 @@ def test_lists_of_plugins_are_normalised(monkeypatch):
         ({"operation": [3]}, "names are str"),
         ({"operation": []}, "at least one name"),
         ({"operation": "auto,sdpa"}, "'auto' alone"),
-        ({"strict": 1}, "strict=1; write 1 or 0"),
+        ({"strict": 1}, "strict=1; write True or False, or 1 or 0"),
         ({"cache_dir": 3}, "cache_dir=3; give a file system path"),
         ({"lock": ""}, "lock=''"),
         ({"lock": "a\0b"}, "lock to be a path"),

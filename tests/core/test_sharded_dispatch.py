@@ -471,7 +471,7 @@ def test_a_refusal_of_one_device_s_part_says_so():
     with registration() as register:
         register(kernel("narrow", opaque=True, shardable={"batch", "heads"}))
         message, _ = refused("narrow", options=options, dp=2, tp=4)
-    assert "bias=float32[1,2,1,6]" in message
+    assert "bias=float32[2,1,6]" in message
     assert "on each device of the mesh: attention float32 query 2x6x2x16" in message
 
 
