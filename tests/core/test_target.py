@@ -118,7 +118,7 @@ def test_the_mesh_comes_before_arguments_and_backend():
 
 
 def tpu_mesh():
-    return AbstractMesh((4,), ("data",), (AxisType.Auto,), abstract_device=TPU)
+    return AbstractMesh((4,), ("dp",), (AxisType.Auto,), abstract_device=TPU)
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_request_of_another_kind_is_not_planned():
 
 
 def test_an_abstract_mesh_without_a_device_says_nothing():
-    mesh = AbstractMesh((4,), ("data",), (AxisType.Auto,))
+    mesh = AbstractMesh((4,), ("dp",), (AxisType.Auto,))
     assert switchax.explain(**CALL, mesh=mesh).target == Target("cpu")
     empty = AbstractMesh((), ())
     assert switchax.explain(**CALL, mesh=empty).target == Target("cpu")
