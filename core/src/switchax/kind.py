@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from .metadata import OperationMetadata
     from .placement import Placement, Shards
+    from .testing.suite import Suite
 
 __all__ = ["Adaptation", "Call", "Feature", "OperationKind", "Plan"]
 
@@ -294,3 +295,14 @@ class OperationKind(abc.ABC):
     def oracle(self) -> Callable[..., Any]:
         """The independent float64 reference; imported on first use."""
         raise NotImplementedError(f"kind {self.name!r} ships no oracle")
+
+    @property
+    def suite(self) -> Suite:
+        """What conformance asks of its operations; imported on first use.
+
+        Raises:
+            ValueError: If the kind ships none.
+        """
+        rule, got = "a kind with a conformance suite", f"kind {self.name!r} without"
+        todo = "let its property `suite` return a switchax.testing.Suite"
+        raise ValueError(house_message("conform", rule, got, todo))

@@ -12,6 +12,7 @@ from switchax.target import Target
 from .errors import one_line
 from .operations import Row, describe_plugin, describe_row, platform_text, rows_of
 from .output import show_json, show_line, show_table, stdout_kept
+from .shipped import shipped_level
 from .targets import present_target, target_option
 
 __all__ = ["list_operations"]
@@ -25,6 +26,7 @@ COLUMNS = (
     "distribution",
     "platforms",
     "cost",
+    "conformance",
 )
 
 
@@ -81,6 +83,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{entry.distribution} {entry.version}".strip(),
         platform_text(capabilities.platforms),
         str(capabilities.cost),
+        shipped_level(entry),
         f"{row.status}: {row.note}" if row.note else row.status,
     )
 

@@ -13,6 +13,8 @@ from switchax.registrations import Entry
 from switchax.registry import contested_names, find_entry
 from switchax.target import PLATFORMS, Target
 
+from .shipped import shipped_level
+
 __all__ = [
     "Row",
     "claimants",
@@ -150,6 +152,7 @@ def describe_row(row: Row) -> dict[str, Any]:
         "cost": str(capabilities.cost),
         "experimental": capabilities.experimental,
         "contested_names": list(row.disputed),
+        "conformance": shipped_level(entry),
         "status": row.status,
         "usable": row.usable,
         "note": row.note,

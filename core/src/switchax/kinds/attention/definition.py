@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from switchax.metadata import OperationMetadata
     from switchax.placement import Placement, Shards
+    from switchax.testing.suite import Suite
 
 __all__ = ["ATTENTION", "AttentionKind"]
 
@@ -124,6 +125,13 @@ class AttentionKind(OperationKind):
         from .oracle import attention_oracle
 
         return attention_oracle
+
+    @property
+    def suite(self) -> Suite:
+        """`switchax.testing.attention.AttentionSuite`."""
+        from switchax.testing.attention import AttentionSuite
+
+        return AttentionSuite()
 
 
 ATTENTION = AttentionKind()

@@ -1,0 +1,166 @@
+"""`switchax conform`: holds an operation against the rules of its kind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from switchax.errors import house_message
+from switchax.target import Target
+
+from .errors import Failure, WrongCall
+from .output import show_json, show_line, show_table, stdout_kept
+from .targets import target_option
+
+if TYPE_CHECKING:
+    from switchax.testing.conformance import Progress
+    from switchax.testing.report import Report
+
+__all__ = ["conform"]
+
+_EIGHT = "--xla_force_host_platform_device_count=8"
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--quick/--full", default=True, help="Minutes (the default), or half an hour."
+)
+@target_option
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all values.")
+@click.option(
+    "--report",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the outcome as JSON, to ship with the plugin.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write the outcome as JSON here.")
+@click.pass_context
+def conform(
+    ctx: click.Context,
+    name: str,
+    quick: bool,
+    target: Target | None,
+    seed: int,
+    path: Path | None,
+    as_json: bool,
+) -> None:
+    """Hold an operation against the rules of its kind.
+
+    What it declares must agree with the float64 oracle, what it does not declare must
+    be refused. For a target that is not here, calls are compiled only. Exits 1 if it
+    does not conform.
+
+    Example: switchax conform my_flash --quick --report my_flash.json
+    """
+    if path is not None and not path.absolute().parent.is_dir():
+        todo = "make the folder first"
+        got = f"--report={path}"
+        raise WrongCall(house_message("switchax conform", "a folder", got, todo), ctx)
+    with stdout_kept(), _devices():
+        conform_operation = _kit()
+        level = "quick" if quick else "full"
+        try:
+            with _progress(name) as progress:
+                report = conform_operation(
+                    name, level=level, target=target, seed=seed, progress=progress
+                )
+        except (ValueError, TypeError) as error:
+            raise WrongCall(str(error), ctx) from error
+    if path is not None:
+        path.write_text(report.to_json())
+    if as_json:
+        show_json(report.to_dict())
+    else:
+        _show(report)
+    ctx.exit(0 if report.passed else 1)
+
+
+def _kit() -> Callable[..., Report]:
+    try:
+        from switchax.testing import conform as function
+    except ImportError as error:
+        todo = "pip install 'switchax[testing]'"
+        text = house_message(
+            "switchax conform", "the kit's libraries", str(error), todo
+        )
+        raise Failure(text) from error
+    return function
+
+
+@contextlib.contextmanager
+def _devices() -> Iterator[None]:
+    """Lets a CPU stand for eight, so that meshes are tested, if JAX has not started."""
+    before = os.environ.get("XLA_FLAGS", "")
+    if "device_count" not in before:
+        os.environ["XLA_FLAGS"] = f"{before} {_EIGHT}".strip()
+    try:
+        yield
+    finally:
+        os.environ["XLA_FLAGS"] = before
+
+
+@contextlib.contextmanager
+def _progress(name: str) -> Iterator[Progress | None]:
+    """A bar on stderr, for those who look."""
+    from rich import progress as parts
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        parts.TextColumn(name),
+        parts.BarColumn(),
+        parts.MofNCompleteColumn(),
+        parts.TimeElapsedColumn(),
+        parts.TextColumn("{task.description}", markup=False),
+    )
+    with parts.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def progress(number: int, total: int, case: object) -> None:
+            rule = getattr(case, "rule", "")
+            title = getattr(case, "title", "")
+            text = f"{rule} {title}"[: max(console.width - 50, 10)]
+            bar.update(task, completed=number, total=total, description=text)
+
+        yield progress
+
+
+def _show(report: Report) -> None:
+    rows = [
+        (
+            result.rule,
+            report.rules.get(result.rule, ""),
+            result.dtype,
+            str(result.passed),
+            str(result.failed) if result.failed else "",
+            str(result.refused) if result.refused else "",
+            f"{result.error:.2g}" if result.error else "",
+            result.quantity if result.error else "",
+        )
+        for result in report.results
+    ]
+    columns = ("rule", "", "dtype", "passed", "failed", "refused", "error", "of")
+    show_table(columns, rows)
+    show_line("error: the largest, in units of what rounding explains")
+    for failure in report.failures:
+        show_line()
+        show_line(f"{failure.rule} {failure.title}", "bold red")
+        show_line(failure.text)
+        show_line(f"smallest: {failure.smallest}")
+        show_line(failure.snippet)
+    if report.not_tested:
+        show_line()
+        for what, why in report.not_tested.items():
+            show_line(f"not tested: {what}: {why}", "yellow")
+    show_line()
+    show_line(str(report).splitlines()[0], "bold")

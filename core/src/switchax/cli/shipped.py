@@ -1,0 +1,39 @@
+"""Conformance reports that plugins ship: `conformance/NAME.json` in their package."""
+
+from __future__ import annotations
+
+import importlib.resources
+
+from switchax.registrations import Entry
+
+__all__ = ["shipped_level"]
+
+
+def shipped_level(entry: Entry) -> str:
+    """Returns what an operation's own report says, such as "full on tpu:v5e x 8".
+
+    Returns:
+        "" without one. A report that failed, was not finished, or is of another
+        version of the plugin says so.
+    """
+    from switchax.testing.report import Report
+
+    package = entry.operation.__module__.partition(".")[0]
+    try:
+        folder = importlib.resources.files(package) / "conformance"
+        text = (folder / f"{entry.name}.json").read_text()
+    except (OSError, TypeError, ModuleNotFoundError, UnicodeDecodeError):
+        return ""
+    try:
+        report = Report.from_json(text)
+    except ValueError:
+        return "damaged report"
+    level = f"{report.level} on {report.device}"
+    if not report.computed:
+        level += ", compiled only"
+    if report.operation != entry.name or not report.passed:
+        return f"failed {level}"
+    version = report.versions.get(entry.distribution, "")
+    return (
+        level if version == entry.version else f"{level}, of {version or 'no version'}"
+    )

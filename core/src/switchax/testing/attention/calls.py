@@ -1,0 +1,318 @@
+"""Attention calls to check operations with, each drawn from one description."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from switchax.kinds.attention.oracle import (
+    OracleOutput,
+    attention_oracle,
+    attention_oracle_vjp,
+)
+from switchax.testing.suite import fields_that_differ
+
+__all__ = ["AttentionCall", "Drawn", "draw", "to_layout", "visible_pairs"]
+
+INF, NAN = math.inf, math.nan
+Array = NDArray[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCall:
+    """One call of attention without its values.
+
+    Attributes:
+        batch: Batch size; 1 in layout "thd", whatever this says.
+        q_len: Query rows.
+        kv_len: Keys.
+        heads: Query heads.
+        kv_heads: Heads of key and value.
+        head_dim: Of query and key.
+        v_head_dim: Of value; None is head_dim.
+        dtype: Of query, key, value and bias.
+        layout: "bthd", "bhtd" or "thd".
+        bias: "" (none), "full", "row" `[heads, q_len, 1]`, "key" `[kv_len]`, or
+            "minus_inf", full with some -inf and some rows of nothing else.
+        mask: "" (none), "full", "key" or "sample" `[batch, 1, q_len, kv_len]`, by
+            which every row sees a key; or "row", by which some rows see none.
+        segments: "" (none), "ids" (every row sees a key), "apart" (the later half of
+            the rows sees none) or "negative" (on both sides).
+        lengths: "", "q", "kv" or "both": of the samples, the first is two thirds of
+            the axis, the second 0, the third beyond it.
+        causal: As in the call.
+        window: As in the call.
+        offset: "zero", "negative", "last" (`kv_len - q_len`), "traced" or "batch".
+        soft_cap: `logits_soft_cap`.
+        sinks: None, 0 for `softmax_aux` `[heads]`, or n for `[heads, n]`.
+        dropout: `dropout_prob`.
+        scale: `softmax_scale`.
+        factor: What query, key and value are multiplied by.
+        alike: Whether value's entries are near 1, so that sums over keys grow.
+        seed: Of the values.
+    """
+
+    batch: int = 2
+    q_len: int = 7
+    kv_len: int = 7
+    heads: int = 4
+    kv_heads: int = 4
+    head_dim: int = 8
+    v_head_dim: int | None = None
+    dtype: str = "float32"
+    layout: str = "bthd"
+    bias: str = ""
+    mask: str = ""
+    segments: str = ""
+    lengths: str = ""
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    offset: str = "zero"
+    soft_cap: float | None = None
+    sinks: int | None = None
+    dropout: float = 0.0
+    scale: float | None = None
+    factor: float = 1.0
+    alike: bool = False
+    seed: int = 0
+
+    def __str__(self) -> str:
+        changed = fields_that_differ(self).items()
+        return ", ".join(f"{name}={value!r}" for name, value in changed) or "defaults"
+
+    @property
+    def lengths_of_axes(self) -> tuple[int, ...]:
+        """batch, q_len, kv_len, heads."""
+        return self.batch, self.q_len, self.kv_len, self.heads
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features that the call uses, lse and weights aside."""
+        positional = self.causal or self.window is not None
+        used = {
+            "bias": bool(self.bias),
+            "mask": bool(self.mask),
+            "segment_ids": bool(self.segments),
+            "q_lengths": self.lengths in ("q", "both"),
+            "kv_lengths": self.lengths in ("kv", "both"),
+            "causal": self.causal,
+            "window": self.window is not None,
+            "q_offset": positional and self.offset in ("negative", "last", "traced"),
+            "q_offset_per_batch": positional and self.offset == "batch",
+            "logits_soft_cap": self.soft_cap is not None,
+            "softmax_aux": self.sinks is not None,
+            "dropout": self.dropout > 0,
+            "gqa": self.heads != self.kv_heads,
+            "v_head_dim": self.v_head_dim not in (None, self.head_dim),
+        }
+        return frozenset(name for name, is_used in used.items() if is_used)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """The values of a call.
+
+    Attributes:
+        arrays: Array arguments by name, numpy but for `dropout_key`.
+        options: The other arguments.
+    """
+
+    arrays: dict[str, Any]
+    options: dict[str, Any]
+
+    def without(self, *names: str) -> Drawn:
+        """Returns the call without some arguments."""
+        kept = {n: a for n, a in self.arrays.items() if n not in names}
+        options = {n: o for n, o in self.options.items() if n not in names}
+        return Drawn(kept, options)
+
+    @property
+    def floats(self) -> list[str]:
+        """Names of the arguments that have gradients."""
+        names = ("query", "key", "value", "bias", "softmax_aux")
+        return [name for name in names if name in self.arrays]
+
+    def oracle(self, **more: Any) -> OracleOutput:
+        """Returns what `attention_oracle` says of the call."""
+        return self._ask(attention_oracle, more)
+
+    def oracle_vjp(self, **more: Any) -> dict[str, NDArray[np.float64]]:
+        """Returns the gradients that `attention_oracle_vjp` says it has."""
+        return self._ask(attention_oracle_vjp, more)
+
+    def _ask(self, oracle: Callable[..., Any], more: dict[str, Any]) -> Any:
+        arrays = {
+            n: np.asarray(a) for n, a in self.arrays.items() if n != "dropout_key"
+        }
+        return oracle(**arrays, **self.options, **more)
+
+
+def draw(call: AttentionCall, dirty: bool = True) -> Drawn:
+    """Draws the values of a call.
+
+    Args:
+        call: The call.
+        dirty: Whether what nothing can see is NaN or Inf.
+    """
+    rng = np.random.default_rng(call.seed)
+    batch = 1 if call.layout == "thd" else call.batch
+    full = (batch, call.heads, call.q_len, call.kv_len)
+    arrays = _operands(rng, call, batch)
+    arrays |= _logit_arrays(rng, call, full)
+    arrays |= _visibility_arrays(rng, call, full)
+    options = _options(call)
+    if isinstance(options.get("q_offset"), np.ndarray):
+        arrays["q_offset"] = options.pop("q_offset")
+    drawn = Drawn(arrays, options)
+    if dirty and 0 not in full:
+        _soil(call, drawn)
+    return drawn
+
+
+def _operands(
+    rng: np.random.Generator, call: AttentionCall, batch: int
+) -> dict[str, Any]:
+    arrays = {}
+    v_head_dim = call.head_dim if call.v_head_dim is None else call.v_head_dim
+    for name, length, heads, dim in (
+        ("query", call.q_len, call.heads, call.head_dim),
+        ("key", call.kv_len, call.kv_heads, call.head_dim),
+        ("value", call.kv_len, call.kv_heads, v_head_dim),
+    ):
+        array = call.factor * rng.normal(size=(batch, length, heads, dim))
+        if name == "value" and call.alike:
+            array = 1 + array / 8
+        arrays[name] = to_layout(array, call.layout).astype(call.dtype)
+    return arrays
+
+
+def to_layout(array: Array, layout: str) -> Array:
+    """Brings an array of bthd to a layout."""
+    if layout == "thd":
+        return np.asarray(array[0])
+    return array.swapaxes(1, 2) if layout == "bhtd" else array
+
+
+def _logit_arrays(
+    rng: np.random.Generator, call: AttentionCall, full: tuple[int, ...]
+) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    batch, heads, q_len, kv_len = full
+    shapes = {
+        "full": full,
+        "row": (heads, q_len, 1),
+        "key": (kv_len,),
+        "sample": (batch, 1, q_len, kv_len),
+    }
+    if call.bias:
+        bias = rng.normal(size=shapes.get(call.bias, full))
+        if call.bias == "minus_inf":
+            bias[rng.random(full) < 0.3] = -INF
+            bias[:, :, : q_len // 2] = -INF
+        arrays["bias"] = bias.astype(call.dtype)
+    if call.mask:
+        mask = rng.random(shapes[call.mask]) < 0.7
+        if call.mask != "row" and kv_len:
+            mask[..., -1] |= ~mask.any(axis=-1)
+        arrays["mask"] = mask
+    if call.sinks is not None:
+        shape = (heads, call.sinks) if call.sinks else (heads,)
+        precise = "float64" if call.dtype == "float64" else "float32"
+        arrays["softmax_aux"] = rng.normal(size=shape).astype(precise)
+    return arrays
+
+
+def _visibility_arrays(
+    rng: np.random.Generator, call: AttentionCall, full: tuple[int, ...]
+) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    batch, _, q_len, kv_len = full
+    if call.segments:
+        for name, ids in _segment_ids(rng, call, full).items():
+            arrays[name] = (ids[0] if call.layout == "thd" else ids).astype("int32")
+    for name, length in (("q", q_len), ("kv", kv_len)):
+        if call.lengths in (name, "both"):
+            some = [length - length // 3, 0, length + 3, length][:batch]
+            arrays[f"{name}_lengths"] = np.array(some, "int32")
+    if call.dropout:
+        arrays["dropout_key"] = jax.random.key(call.seed)
+    return arrays
+
+
+def _segment_ids(
+    rng: np.random.Generator, call: AttentionCall, full: tuple[int, ...]
+) -> dict[str, Array]:
+    batch, _, q_len, kv_len = full
+    q_ids, kv_ids = (
+        np.sort(rng.integers(0, 2, size=(batch, length)), axis=1)
+        for length in (q_len, kv_len)
+    )
+    if kv_len:
+        bounds = kv_ids.min(axis=1), kv_ids.max(axis=1)
+        q_ids = np.clip(q_ids, *(bound[:, None] for bound in bounds))
+    if call.segments == "apart":
+        q_ids[:, q_len // 2 :] = 5
+    if call.segments == "negative":
+        q_ids[:, : 1 + q_len // 3] = -1
+        kv_ids[:, : 1 + kv_len // 3] = -1
+    return {"q_segment_ids": q_ids, "kv_segment_ids": kv_ids}
+
+
+def _options(call: AttentionCall) -> dict[str, Any]:
+    options: dict[str, Any] = {"layout": call.layout}
+    for name, option in (
+        ("causal", call.causal),
+        ("window", call.window),
+        ("softmax_scale", call.scale),
+        ("logits_soft_cap", call.soft_cap),
+        ("dropout_prob", call.dropout),
+    ):
+        if option is not None and option is not False and option != 0.0:
+            options[name] = option
+    if call.scale == 0.0:
+        options["softmax_scale"] = 0.0
+    if call.causal or call.window:
+        last = call.kv_len - call.q_len
+        batch = 1 if call.layout == "thd" else call.batch
+        offsets: dict[str, Any] = {
+            "zero": 0,
+            "negative": -2,
+            "last": last,
+            "traced": np.array(last + 1, "int32"),
+            "batch": np.array([last, -1, 2, 0][:batch], "int32"),
+        }
+        options["q_offset"] = offsets[call.offset]
+    return options
+
+
+def _soil(call: AttentionCall, drawn: Drawn) -> None:
+    visible = visible_pairs(call, drawn)
+    group = call.heads // call.kv_heads
+    batch, _, q_len, kv_len = visible.shape
+    seen = visible.any(axis=2).reshape(batch, call.kv_heads, group, kv_len).any(axis=2)
+    unseen = to_layout(~seen.swapaxes(1, 2)[..., None], call.layout)
+    for name, dirt in (("key", NAN), ("value", INF if call.seed % 2 else NAN)):
+        array = drawn.arrays[name]
+        drawn.arrays[name] = np.where(unseen, np.array(dirt, array.dtype), array)
+    if "q_lengths" in drawn.arrays:
+        past = np.arange(q_len) >= drawn.arrays["q_lengths"][:, None]
+        past = to_layout(past[:, :, None, None], call.layout)
+        query = drawn.arrays["query"]
+        drawn.arrays["query"] = np.where(past, np.array(NAN, query.dtype), query)
+    if call.bias == "full":
+        bias = drawn.arrays["bias"]
+        drawn.arrays["bias"] = np.where(visible, bias, np.array(NAN, bias.dtype))
+
+
+def visible_pairs(call: AttentionCall, drawn: Drawn) -> NDArray[np.bool_]:
+    """Returns where a logit of 0 has weight, bool `[batch, heads, q_len, kv_len]`."""
+    zeros = {n: np.zeros(drawn.arrays[n].shape) for n in ("query", "key", "value")}
+    hidden_by = drawn.without("bias", "softmax_aux", "dropout_prob", *zeros)
+    weights = Drawn({**hidden_by.arrays, **zeros}, hidden_by.options).oracle().weights
+    return weights[None] > 0 if call.layout == "thd" else weights > 0

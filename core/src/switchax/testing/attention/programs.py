@@ -1,0 +1,121 @@
+"""Compiled calls of an operation, each kept for all cases of one suite."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from switchax.kinds.attention import AttentionOutput
+from switchax.operation import BaseOperation
+
+from .calls import Drawn
+
+__all__ = ["Programs", "wide_types"]
+
+
+class Programs:
+    """Jitted functions by what they are compiled for; jit itself tells shapes apart."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, Any] = {}
+
+    def outputs(
+        self, operation: BaseOperation, drawn: Drawn, **asked: bool
+    ) -> AttentionOutput:
+        """Returns the outputs of a call, from one compiled program.
+
+        Args:
+            operation: The operation.
+            drawn: The call.
+            **asked: `return_lse`, `return_weights`.
+        """
+
+        def build() -> Callable[..., Any]:
+            return jax.jit(lambda arrays: operation(**arrays, **drawn.options, **asked))
+
+        result = self._program("outputs", operation, drawn, asked, build)(traced(drawn))
+        return on_host(result)
+
+    def gradients(
+        self,
+        operation: BaseOperation,
+        drawn: Drawn,
+        names: Iterable[str],
+        d_output: Any,
+        d_lse: Any = None,
+        **asked: bool,
+    ) -> tuple[AttentionOutput, dict[str, Any]]:
+        """Returns outputs and gradients of a call, from one compiled program.
+
+        Args:
+            operation: The operation.
+            drawn: The call.
+            names: The arguments to differentiate.
+            d_output: Cotangent of the output.
+            d_lse: Cotangent of lse, where it is asked for; None for zeros.
+            **asked: `return_lse`, `return_weights`.
+        """
+        names = tuple(names)
+
+        def build() -> Callable[..., Any]:
+            def run(floats: Any, rest: Any, d_output: Any, d_lse: Any) -> Any:
+                def outputs(floats: Any) -> Any:
+                    return operation(**floats, **rest, **drawn.options, **asked)
+
+                result, pull = jax.vjp(outputs, floats)
+                cotangent = jax.tree.map(jnp.zeros_like, result)
+                cotangent = cotangent._replace(attention_outputs=d_output)
+                if d_lse is not None:
+                    cotangent = cotangent._replace(lse=d_lse)
+                return result, pull(cotangent)[0]
+
+            return jax.jit(run)
+
+        asked_for = {**asked, "d_lse": d_lse is not None}
+        program = self._program(
+            "gradients", operation, drawn, (asked_for, names), build
+        )
+        arrays = traced(drawn)
+        floats = {name: arrays.pop(name) for name in names}
+        d_lse = None if d_lse is None else jnp.asarray(d_lse)
+        result, gradients = program(floats, arrays, jnp.asarray(d_output), d_lse)
+        return on_host(result), gradients
+
+    def _program(
+        self,
+        what: str,
+        operation: BaseOperation,
+        drawn: Drawn,
+        asked: Any,
+        build: Callable[[], Callable[..., Any]],
+    ) -> Callable[..., Any]:
+        options = sorted(drawn.options.items())
+        key = (what, id(operation), repr(options), repr(asked), tuple(drawn.arrays))
+        if key not in self._kept:
+            self._kept[key] = build()
+        return self._kept[key]  # type: ignore[no-any-return]
+
+
+def traced(drawn: Drawn) -> dict[str, Any]:
+    """Returns the arrays of a call as JAX arrays."""
+    return {name: jnp.asarray(array) for name, array in drawn.arrays.items()}
+
+
+def on_host(result: Any) -> AttentionOutput:
+    """Returns outputs as numpy; an operation that returns another type is refused."""
+    if not isinstance(result, AttentionOutput):
+        text = (
+            f"expected AttentionOutput from an operation, got {type(result).__name__}"
+        )
+        raise TypeError(f"conform: {text}; leave __call__ to BaseOperation")
+    return AttentionOutput(*(None if x is None else np.asarray(x) for x in result))
+
+
+def wide_types(dtype: str) -> contextlib.AbstractContextManager[Any]:
+    """JAX has float64 only where it is enabled."""
+    return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()

@@ -1,0 +1,498 @@
+"""The cases of attention: what is declared must be right, the rest refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from switchax.capabilities import DTYPES, Capabilities
+from switchax.errors import UnsupportedError
+from switchax.kinds.attention.features import FEATURES
+from switchax.operation import BaseOperation
+from switchax.target import PLATFORMS, Target
+from switchax.testing.lowered import lower_for
+from switchax.testing.suite import Case, Finding, Suite
+
+from .calls import AttentionCall, draw
+from .checks import CHECKS, Subject
+from .programs import Programs, wide_types
+
+__all__ = ["AttentionCase", "AttentionSuite"]
+
+# What a call is made simpler by, one at a time, best first.
+_SIMPLER: tuple[dict[str, Any], ...] = (
+    {"bias": ""},
+    {"mask": ""},
+    {"segments": ""},
+    {"lengths": ""},
+    {"window": None},
+    {"causal": False},
+    {"soft_cap": None},
+    {"sinks": None},
+    {"offset": "zero"},
+    {"scale": None},
+    {"factor": 1.0},
+    {"layout": "bthd"},
+    {"dtype": "float32"},
+    {"v_head_dim": None},
+    {"batch": 1},
+    {"heads": 1, "kv_heads": 1},
+    {"heads": 2, "kv_heads": 1},
+    {"q_len": 1},
+    {"q_len": 3},
+    {"kv_len": 3},
+    {"head_dim": 8},
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCase(Case):
+    """One call of attention, and what is asked of it.
+
+    Attributes:
+        rule: The rule that it is about.
+        call: The call.
+        check: A name of `switchax.testing.attention.checks.CHECKS`.
+        dirty: Whether what nothing can see is NaN or Inf.
+        feature: The one that the check "refused" is about.
+        programs: Compiled programs, shared by the cases of a suite.
+    """
+
+    rule: str
+    call: AttentionCall
+    check: str = "value"
+    dirty: bool = False
+    feature: str = ""
+    programs: Programs = dataclasses.field(
+        default_factory=Programs, compare=False, repr=False
+    )
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """The check and the call."""
+        parts = [self.check, str(self.call)]
+        parts += ["dirty padding"] if self.dirty else []
+        parts += [f"without {self.feature}"] if self.feature else []
+        return ", ".join(parts)
+
+    @property
+    def dtype(self) -> str:  # type: ignore[override]
+        """Dtype of the operands."""
+        return self.call.dtype
+
+    @property
+    def claims(self) -> frozenset[str]:  # type: ignore[override]
+        """The call's features, where they are declared."""
+        return frozenset() if self.check == "refused" else self.call.features
+
+    def run(self, operation: BaseOperation) -> Finding:
+        """Runs the check."""
+        rule = self.feature if self.check == "refused" else self.rule
+        with wide_types(self.call.dtype):
+            subject = Subject(operation, self.call, rule, self.programs, self.dirty)
+            return CHECKS[self.check](subject)
+
+    def lower(self, operation: BaseOperation, target: Target) -> Finding:
+        """Compiles the call and its gradient, and expects refusals where they are due.
+
+        What needs values is passed over.
+        """
+        if self.check not in ("value", "refused") or 0 in self.call.lengths_of_axes:
+            return Finding()
+        drawn = draw(self.call, dirty=False)
+        asked = {"return_lse": True} if self.feature == "lse" else {}
+        arguments = {**drawn.arrays, **drawn.options, **asked}
+        with wide_types(self.call.dtype):
+            try:
+                lower_for(operation, arguments, target)
+            except UnsupportedError:
+                if self.check == "refused":
+                    return Finding()
+                raise
+            declared = operation.capabilities.differentiable
+            names = [n for n in drawn.floats if n in declared]
+            if names and self.check == "value":
+                lower_for(operation, arguments, target, _gradient_to(names))
+        return Finding()
+
+    def simpler(self) -> Iterator[Case]:
+        """Yields calls with one thing less."""
+        if self.check not in ("value", "lse", "effect"):
+            return
+        for change in _SIMPLER:
+            call = dataclasses.replace(self.call, **change)
+            if call != self.call and _is_smaller(call, self.call) and _is_legal(call):
+                yield dataclasses.replace(self, call=call)
+
+    def snippet(self, name: str) -> str:
+        """Returns Python that shows both results."""
+        dirty = "" if self.dirty else ", dirty=False"
+        given = f'**call.arrays, **call.options, operation="{name}"'
+        asking = f"switchax.attention({given})"
+        lines = [
+            "import switchax",
+            "from switchax.testing.attention import AttentionCall, draw",
+            "",
+            f"call = draw(AttentionCall({_arguments(self.call)}){dirty})",
+        ]
+        if self.check == "value":
+            lines += [
+                f"found = {asking}",
+                "print(abs(found - call.oracle().output).max())",
+            ]
+        else:
+            lines += [
+                f"# the check {self.check!r} of switchax.testing.attention.checks",
+                asking,
+            ]
+        return "\n".join(lines)
+
+
+def _gradient_to(names: list[str]) -> Callable[..., Any]:
+    def use(function: Callable[..., Any]) -> Callable[..., Any]:
+        def loss(floats: Any, rest: Any) -> Any:
+            return function({**rest, **floats})["attention_outputs"].sum()
+
+        def gradient(arrays: dict[str, Any]) -> Any:
+            floats = {name: arrays[name] for name in names}
+            return jax.grad(loss)(floats, arrays)
+
+        return gradient
+
+    return use
+
+
+def _arguments(call: AttentionCall) -> str:
+    text = str(call)
+    return "" if text == "defaults" else text
+
+
+def _is_smaller(one: AttentionCall, other: AttentionCall) -> bool:
+    sizes = ("batch", "heads", "q_len", "kv_len", "head_dim")
+    return all(getattr(one, size) <= getattr(other, size) for size in sizes)
+
+
+def _is_legal(call: AttentionCall) -> bool:
+    if call.layout == "thd" and (call.lengths or call.mask == "sample"):
+        return False
+    return call.kv_heads > 0 and call.heads % call.kv_heads == 0
+
+
+class AttentionSuite(Suite):
+    """The contract of attention, R1 to R13; see core/CONTRACT.md."""
+
+    rules: Mapping[str, str] = {
+        "R1": "shapes, heads and layouts",
+        "R2": "logits",
+        "R3": "visibility",
+        "R4": "alignment",
+        "R5": "window",
+        "R6": "empty rows",
+        "R7": "dirty padding",
+        "R8": "precision",
+        "R9": "sinks",
+        "R10": "dropout",
+        "R11": "gradients",
+        "R12": "nothing is lost",
+        "R13": "transforms",
+    }
+
+    def cases(
+        self, operation: type[BaseOperation], platform: str, level: str, seed: int
+    ) -> Iterator[AttentionCase]:
+        """Yields the simplest first: see `Suite.cases`."""
+        programs, capabilities = Programs(), operation.capabilities
+        for case in _cases(capabilities, level):
+            call = dataclasses.replace(case.call, seed=case.call.seed + 2 * seed)
+            case = dataclasses.replace(case, call=call, programs=programs)
+            if case.check == "refused" or _is_declared(case, capabilities):
+                yield case
+
+    def not_tested(
+        self, operation: type[BaseOperation], platform: str
+    ) -> Mapping[str, str]:
+        """The platforms that are not here."""
+        return {
+            f"platform {name}": f"this is {platform}"
+            for name in sorted(operation.capabilities.platforms - {platform})
+        }
+
+
+def _is_declared(case: AttentionCase, capabilities: Capabilities) -> bool:
+    """Whether the operation, with what core does for it, must honour a call."""
+    adaptable = {"gqa", "q_lengths", "kv_lengths"}
+    lacking = case.call.features - capabilities.features
+    return case.call.dtype in capabilities.dtypes and lacking <= (
+        adaptable if "segment_ids" in capabilities.features else {"gqa"}
+    )
+
+
+def _cases(capabilities: Capabilities, level: str) -> Iterator[AttentionCase]:
+    dtypes = [d for d in ("float32", "bfloat16", "float16", "float64")]
+    dtypes = [d for d in dtypes if d in capabilities.dtypes]
+    main = dtypes[0]
+    full = level == "full"
+
+    def case(rule: str, check: str = "value", **call: Any) -> AttentionCase:
+        dirty = call.pop("dirty", False)
+        call.setdefault("dtype", main)
+        return AttentionCase(rule, AttentionCall(**call), check, dirty)
+
+    # The scale is given first: nothing is asked about its default yet. What a first
+    # call may leave behind is asked before any other call could fail by it.
+    yield case("R2", scale=0.3)
+    yield case("R13", "in turn", scale=0.3)
+    yield case("R2")
+    yield case("R12", "keywords")
+    for dtype in dtypes[1:]:
+        yield case("R8", dtype=dtype)
+    for dtype in dtypes if "lse" in capabilities.features else ():
+        yield case("R8", "lse", dtype=dtype, factor=3.0)
+    yield from (case(rule, **call) for rule, call in _shapes(full))
+    for dtype in dtypes:
+        long = {"q_len": 4, "kv_len": 4096, "heads": 1, "kv_heads": 1, "batch": 1}
+        yield case("R8", "accumulation", dtype=dtype, alike=True, **long)
+        yield case("R8", dtype=dtype, factor=5.0, q_len=33, kv_len=33)
+    yield from (case(rule, **call) for rule, call in _logits(full))
+    if "dropout" in capabilities.features:
+        square = {"q_len": 32, "kv_len": 32, "head_dim": 32}
+        yield case("R10", "dropout", dropout=0.25, **square)
+    hidden = _visibilities(full)
+    yield from (case(rule, **call) for rule, call in hidden)
+    for dtype in dtypes[1:]:
+        yield case("R8", dtype=dtype, causal=True, kv_heads=2, q_len=33, kv_len=33)
+    for call in _that_hide(hidden):
+        rule = "R6" if call.get("bias") == "minus_inf" else "R7"
+        yield case(rule, dirty=True, **call)
+    yield from _undeclared(capabilities, case)
+    for call in ({"bias": "full", "sinks": 0}, {"bias": "full"}, {"sinks": 0}, {}):
+        yield case("R11", "underivable", **call)
+    yield from _effects(case)
+    yield case("R13", "in turn", causal=True)
+    yield case("R13", "in turn", mask="full")
+    yield case("R13", "forward mode")
+    yield case("R13", "second order")
+    yield case("R13", "transforms", causal=True)
+    yield case("R13", "transforms", lengths="kv")
+    yield case("R13", "mesh", causal=True, batch=4)
+    if full:
+        for number, call in enumerate(pairs(dtypes)):
+            yield case("R3", seed=number, **call)
+            yield case("R7", seed=number, dirty=True, **call)
+
+
+def _that_hide(entries: list[Entry]) -> Iterator[dict[str, Any]]:
+    """Yields the calls in which some key or row may be seen by nothing."""
+    for _, call in entries:
+        if {"mask", "segments", "lengths", "causal", "window"} & call.keys():
+            yield call
+
+
+Entry = tuple[str, dict[str, Any]]
+
+
+def _shapes(full: bool) -> list[Entry]:
+    one = {"heads": 1, "kv_heads": 1}
+    entries: list[Entry] = [
+        ("R1", {"kv_heads": 2}),
+        ("R1", {"kv_heads": 1}),
+        ("R1", one),
+        ("R1", {"head_dim": 32, "v_head_dim": 16}),
+        ("R1", {"head_dim": 80}),
+        ("R1", {"head_dim": 128, **one}),
+        ("R1", {"layout": "bhtd", "kv_heads": 2}),
+        ("R1", {"layout": "thd"}),
+        ("R1", {"kv_len": 0}),
+        ("R1", {"batch": 0}),
+    ]
+    lengths = (1, 64, 65, 129, 200)
+    if full:
+        lengths = (1, 2, 7, 63, 64, 65, 127, 128, 129, 200, 257)
+        entries += [("R1", {"head_dim": d, **one}) for d in (32, 64, 96, 192, 256)]
+    for kv_len in lengths:
+        q_len = 1 if kv_len in (200, 2) else kv_len
+        entries.append(("R1", {"q_len": q_len, "kv_len": kv_len, "batch": 1}))
+    return entries
+
+
+def _logits(full: bool) -> list[Entry]:
+    entries: list[Entry] = [
+        ("R2", {"scale": -0.7}),
+        ("R2", {"bias": "full"}),
+        ("R2", {"bias": "row"}),
+        ("R2", {"bias": "key"}),
+        ("R2", {"soft_cap": 0.8}),
+        ("R2", {"bias": "full", "soft_cap": 0.8}),
+        ("R9", {"sinks": 0}),
+        ("R9", {"sinks": 2}),
+        ("R9", {"sinks": 2, "soft_cap": 0.8, "scale": 2.0}),
+    ]
+    if full:
+        entries += [("R2", {"scale": 0.0}), ("R2", {"bias": "full", "scale": 2.0})]
+    return entries
+
+
+def _visibilities(full: bool) -> list[Entry]:
+    """Calls that hide keys; those in which a row sees none come after their like."""
+    long = {"q_len": 5, "kv_len": 70}
+    one = {"heads": 1, "kv_heads": 1}
+    block = {"q_len": 130, "kv_len": 9, "batch": 1, **one}
+    square = {"q_len": 9, "kv_len": 9}
+    entries: list[Entry] = [
+        ("R3", {"mask": "full"}),
+        ("R3", {"mask": "sample"}),
+        ("R3", {"mask": "key"}),
+        ("R3", {"mask": "full", "bias": "full"}),
+        ("R2", {"mask": "full", "soft_cap": 0.8}),
+        ("R3", {"causal": True}),
+        ("R3", {"causal": True, **one}),
+        ("R3", {"causal": True, "q_len": 70, "kv_len": 70, "batch": 1}),
+        ("R2", {"causal": True, "soft_cap": 0.8}),
+        ("R5", {"window": (2, 0)}),
+        ("R5", {"window": (0, 2)}),
+        ("R5", {"window": (None, 1)}),
+        ("R5", {"window": (3, None)}),
+        ("R4", {"causal": True, **long}),
+        ("R4", {"causal": True, "offset": "last", **long}),
+        ("R4", {"causal": True, "offset": "traced", **long}),
+        ("R4", {"window": (4, 0), "offset": "last", **long}),
+        ("R5", {"window": (4, 0), "causal": True, "offset": "last", **long}),
+        ("R3", {"segments": "ids", **square}),
+        ("R3", {"segments": "ids", "layout": "thd", **square}),
+        ("R3", {"lengths": "kv", "kv_len": 70, "batch": 1}),
+        ("R6", {"mask": "row"}),
+        ("R6", {"causal": True, "offset": "negative"}),
+        ("R6", {"bias": "minus_inf"}),
+        ("R6", {"window": (3, 0), **block}),
+        ("R6", {"segments": "apart"}),
+        ("R6", {"lengths": "kv"}),
+        ("R6", {"causal": True, "offset": "negative", "sinks": 1}),
+        ("R6", {"window": (0, 0), "offset": "negative", "layout": "bhtd"}),
+        ("R3", {"segments": "negative", **square}),
+        ("R3", {"lengths": "q"}),
+        ("R3", {"lengths": "both", "kv_len": 9, "batch": 3}),
+        ("R4", {"causal": True, "offset": "negative", **long}),
+        ("R4", {"causal": True, "offset": "batch", **long}),
+    ]
+    if full:
+        entries += [
+            ("R5", {"window": w, "offset": o, **long})
+            for w, o in itertools.product(
+                ((0, 0), (1, 1), (9, 3), (64, 0)), ("last", "batch", "traced")
+            )
+        ]
+        entries += [("R6", {"bias": "minus_inf", "mask": "full"})]
+    return entries
+
+
+def _effects(case: Any) -> Iterator[AttentionCase]:
+    for call in (
+        {"bias": "full"},
+        {"mask": "full"},
+        {"segments": "ids", "q_len": 9, "kv_len": 9},
+        {"lengths": "kv", "kv_len": 70},
+        {"causal": True},
+        {"window": (1, 0)},
+        {"causal": True, "offset": "traced", "q_len": 5, "kv_len": 70},
+        {"soft_cap": 0.8},
+        {"sinks": 0},
+    ):
+        yield case("R12", "effect", **call)
+
+
+def _undeclared(capabilities: Capabilities, case: Any) -> Iterator[AttentionCase]:
+    """Calls that use one thing that is not declared."""
+    uses: dict[str, dict[str, Any]] = {
+        "bias": {"bias": "full"},
+        "mask": {"mask": "full"},
+        "segment_ids": {"segments": "negative"},
+        "q_lengths": {"lengths": "q"},
+        "kv_lengths": {"lengths": "kv"},
+        "causal": {"causal": True},
+        "window": {"window": (2, 0)},
+        "q_offset": {"causal": True, "offset": "last", "kv_len": 9},
+        "q_offset_per_batch": {"causal": True, "offset": "batch", "kv_len": 9},
+        "logits_soft_cap": {"soft_cap": 0.8},
+        "softmax_aux": {"sinks": 0},
+        "dropout": {"dropout": 0.25},
+        "gqa": {"kv_heads": 2},
+        "v_head_dim": {"v_head_dim": 16},
+        "lse": {},
+    }
+    for feature in FEATURES:
+        if feature in uses and feature not in capabilities.features:
+            made = case("R12", "refused", **uses[feature])
+            yield dataclasses.replace(made, feature=feature)
+    for dtype in sorted(DTYPES - capabilities.dtypes):
+        made = case("R12", "refused", dtype=dtype)
+        yield dataclasses.replace(made, feature=f"dtype {dtype}")
+    assert capabilities.platforms <= PLATFORMS
+
+
+FACTORS: dict[str, list[dict[str, Any]]] = {
+    "shape": [
+        {},
+        {"q_len": 1, "kv_len": 65},
+        {"q_len": 64, "kv_len": 63, "kv_heads": 1},
+        {"q_len": 33, "kv_len": 129, "heads": 1, "kv_heads": 1},
+        {"q_len": 17, "kv_len": 200, "kv_heads": 2, "batch": 1},
+    ],
+    "layout": [{}, {"layout": "bhtd"}],
+    "position": [
+        {},
+        {"causal": True},
+        {"causal": True, "offset": "last"},
+        {"window": (3, 1), "offset": "traced"},
+        {"causal": True, "window": (20, None), "offset": "batch"},
+    ],
+    "mask": [{}, {"mask": "full"}, {"mask": "key"}, {"segments": "negative"}],
+    "lengths": [{}, {"lengths": "kv"}, {"lengths": "both"}],
+    "logits": [
+        {},
+        {"bias": "full"},
+        {"bias": "row", "soft_cap": 2.0},
+        {"scale": 0.9, "factor": 2.0},
+    ],
+    "sinks": [{}, {"sinks": 0}, {"sinks": 3}],
+}
+
+
+def pairs(dtypes: list[str]) -> Iterator[dict[str, Any]]:
+    """Yields calls in which every pair of values of two factors occurs."""
+    from hypothesis import strategies as st
+
+    del st
+    factors = {**FACTORS, "dtype": [{"dtype": d} for d in dtypes]}
+    yield from covering(factors)
+
+
+def covering(factors: Mapping[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
+    """Yields rows, greedily, until every pair of values of two factors occurred."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    names = list(factors)
+    wanted = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(names, 2)
+        for i in range(len(factors[a]))
+        for j in range(len(factors[b]))
+    }
+    while wanted:
+        first = min(wanted)
+        best: dict[str, int] = {}
+        new: set[Any] = set()
+        for _ in range(60):
+            row = {n: int(rng.integers(len(factors[n]))) for n in names} | dict(first)
+            found = wanted & set(itertools.combinations(row.items(), 2))
+            if len(found) > len(new):
+                best, new = row, found
+        wanted -= new
+        merged: dict[str, Any] = {}
+        for name, index in best.items():
+            merged |= factors[name][index]
+        yield merged

@@ -1,0 +1,276 @@
+"""Runs a kind's suite over an operation, and makes failures small."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import platform as python_platform
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jaxlib.version
+
+from switchax import registrations
+from switchax._version import __version__
+from switchax.checks import fail_type, fail_value
+from switchax.errors import UnsupportedError
+from switchax.operation import BaseOperation
+from switchax.registry import find_entry
+from switchax.target import Target, current_target
+
+from .report import Failure, Report, Result
+from .suite import LEVELS, Case, Finding
+
+__all__ = ["Run", "cases_of", "conform"]
+
+_INFINITE = 1e300
+_TRIES = 24  # each compiles a call or two
+
+Progress = Callable[[int, int, Case], None]
+
+
+def conform(
+    operation: str | type[BaseOperation],
+    *,
+    level: str = "quick",
+    target: str | Target | None = None,
+    seed: int = 0,
+    max_failures: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Holds an operation against its kind's rules, on the present device.
+
+    What it declares must be right, what it does not declare must be refused. Nothing
+    global is changed.
+
+    Args:
+        operation: A name, or a class, which need not be registered.
+        level: "quick" (minutes) or "full" (half an hour).
+        target: A device such as "tpu:v5e". If it is not here, calls are compiled for
+            it as far as that goes without it, and the report says so.
+        seed: Of everything that is drawn; equal seeds ask equal cases.
+        max_failures: Stop after as many rules have failed; None is all of them.
+        progress: Called before each case with its number, how many there are, and it.
+
+    Returns:
+        The report; `report.passed` says whether it conforms, `print(report)` why not.
+
+    Raises:
+        TypeError: If operation is neither.
+        ValueError: For an unknown name, level or target, or a kind without a suite.
+
+    Example:
+        >>> report = conform("vanilla")
+        >>> assert report.passed, report
+    """
+    if level not in LEVELS:
+        got = f"level={level!r}"
+        raise fail_value("conform", f"a level of {', '.join(LEVELS)}", got, "pass one")
+    cls = _class_of(operation)
+    here = current_target()
+    there = here if target is None else Target.parse(target)
+    elsewhere = there if not _is_same(there, here) else None
+    suite = cls.kind.suite
+    cases = list(suite.cases(cls, there.platform, level, seed))
+    started = time.monotonic()
+    run = Run(cls, max_failures, elsewhere)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.default_matmul_precision("highest"))
+        complete = run.all(cases, progress)
+    refused = run.refused_here()
+    not_tested = {**suite.not_tested(cls, there.platform), **refused}
+    if elsewhere is not None:
+        not_tested["values"] = f"no {there} is here: calls were compiled for it only"
+    return Report(
+        operation=cls.names()[0],
+        kind=cls.kind.name,
+        plugin=_owner(cls),
+        level=level,
+        seed=seed,
+        rules=dict(suite.rules),
+        complete=complete,
+        versions=_versions(cls),
+        device=f"{there} x {jax.device_count()}" if elsewhere is None else str(there),
+        computed=elsewhere is None,
+        seconds=round(time.monotonic() - started, 1),
+        results=tuple(run.results[key] for key in sorted(run.results, key=_order)),
+        failures=tuple(run.failures.values()),
+        not_tested=not_tested,
+    )
+
+
+def _is_same(one: Target, other: Target) -> bool:
+    generations = {one.generation, other.generation}
+    return one.platform == other.platform and (
+        "" in generations or len(generations) == 1
+    )
+
+
+def _class_of(operation: str | type[BaseOperation]) -> type[BaseOperation]:
+    if isinstance(operation, str):
+        return find_entry(operation, current_target()).operation
+    if isinstance(operation, type) and issubclass(operation, BaseOperation):
+        return operation
+    got = f"operation={operation!r} ({type(operation).__name__})"
+    raise fail_type("conform", "a name or an operation class", got, "pass one")
+
+
+def _owner(cls: type[BaseOperation]) -> str:
+    owners = [e.plugin for e in registrations.entries() if e.operation is cls]
+    return owners[0] if owners else cls.__module__.partition(".")[0]
+
+
+def _versions(cls: type[BaseOperation]) -> dict[str, str]:
+    versions = {
+        "switchax": __version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.version.__version__,
+        "python": python_platform.python_version(),
+    }
+    for entry in registrations.entries():
+        if entry.operation is cls and entry.distribution:
+            versions[entry.distribution] = entry.version
+    return versions
+
+
+def _order(key: tuple[str, str]) -> tuple[int, str, str]:
+    rule, dtype = key
+    digits = "".join(filter(str.isdigit, rule))
+    return int(digits or 0), rule, dtype
+
+
+class Run:
+    """What is known of one operation while its cases are run."""
+
+    def __init__(
+        self,
+        cls: type[BaseOperation],
+        max_failures: int | None = None,
+        elsewhere: Target | None = None,
+    ) -> None:
+        self.cls = cls
+        self.operation = cls()
+        self.max_failures = max_failures
+        self.elsewhere = elsewhere
+        self.results: dict[tuple[str, str], Result] = {}
+        self.failures: dict[str, Failure] = {}
+        self._refused: dict[str, str] = {}
+        self._honoured: set[str] = set()
+
+    def all(self, cases: list[Case], progress: Progress | None) -> bool:
+        """Runs all; returns whether it came to the end."""
+        for number, case in enumerate(cases):
+            if len(self.failures) == self.max_failures:
+                return False
+            if progress is not None:
+                progress(number, len(cases), case)
+            self._one(case)
+        return True
+
+    def try_case(self, case: Case) -> tuple[Failure | None, str]:
+        """Runs one case.
+
+        Returns:
+            Its failure, made as small as it could be, or None; and what the operation
+            said if it refused what it declares.
+        """
+        with jax.default_matmul_precision("highest"):
+            kind, finding = self._try(case)
+            rule = (finding.rule if kind else "") or case.rule
+            if kind in ("", "refused"):
+                return None, finding.text
+            return self._smallest(case, kind, rule, finding), ""
+
+    def _one(self, case: Case) -> None:
+        kind, finding = self._try(case)
+        rule = (finding.rule if kind else "") or case.rule
+        result = self.results.setdefault((rule, case.dtype), Result(rule, case.dtype))
+        counts = {"": "passed", "refused": "refused"}
+        count = counts.get(kind, "failed")
+        changes: dict[str, Any] = {count: getattr(result, count) + 1}
+        error = min(finding.error, _INFINITE)  # JSON has no other
+        if not error <= result.error:
+            changes |= {"error": error, "quantity": finding.quantity}
+        self.results[rule, case.dtype] = dataclasses.replace(result, **changes)
+        used = {*case.claims, f"dtype {case.dtype}"}
+        if kind == "refused":
+            for name in used - self._honoured:
+                self._refused.setdefault(name, finding.text)
+        else:
+            self._honoured |= used
+        if count == "failed" and rule not in self.failures:
+            self.failures[rule] = self._smallest(case, kind, rule, finding)
+
+    def _try(self, case: Case) -> tuple[str, Finding]:
+        """Returns "" or the kind of failure, and what was found."""
+        try:
+            if self.elsewhere is not None:
+                finding = case.lower(self.operation, self.elsewhere)
+            else:
+                finding = case.run(self.operation)
+        except UnsupportedError as error:
+            return "refused", Finding(text=str(error).splitlines()[0])
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            return "raised", Finding(text=text[:600])
+        if finding.text:
+            return "accepted" if "accepted" in finding.quantity else "wrong", finding
+        if not finding.error <= 1:
+            text = f"{finding.quantity} is off by {finding.error:.3g} times what "
+            text += "rounding explains"
+            return "wrong", dataclasses.replace(finding, text=text)
+        return "", finding
+
+    def _smallest(self, case: Case, kind: str, rule: str, finding: Finding) -> Failure:
+        first, tries = case, 0
+        while True:
+            for simpler in case.simpler():
+                tries += 1
+                found_kind, found = self._try(simpler)
+                if found_kind == kind and (found.rule or simpler.rule) == rule:
+                    case, finding = simpler, found
+                    break
+                if tries >= _TRIES:
+                    break
+            else:
+                break
+            if tries >= _TRIES:
+                break
+        name = self.cls.names()[0]
+        text, snippet = finding.text, case.snippet(name)
+        return Failure(rule, first.title, case.title, kind, text, snippet)
+
+    def refused_here(self) -> dict[str, str]:
+        """What was declared and refused in every case.
+
+        It is a failure of the declaration, but for a dtype that others of its
+        platforms may have.
+        """
+        always = {n: t for n, t in self._refused.items() if n not in self._honoured}
+        elsewhere = len(self.cls.capabilities.platforms) > 1
+        for name, text in always.items():
+            if name.startswith("dtype ") and elsewhere:
+                continue
+            failure = Failure(
+                "R12",
+                f"{name} is declared",
+                "every case that uses it",
+                "refused",
+                f"declares {name} and refuses it: {text}",
+                f"switchax.explain(..., operation={self.cls.names()[0]!r})",
+            )
+            self.failures.setdefault("R12", failure)
+        return always
+
+
+def cases_of(
+    operation: str, level: str, seed: int
+) -> tuple[type[BaseOperation], list[Case]]:
+    """Returns an operation and the cases that `conform` would run here."""
+    cls = _class_of(operation)
+    platform = current_target().platform
+    return cls, list(cls.kind.suite.cases(cls, platform, level, seed))
