@@ -137,6 +137,7 @@ def test_list_says_what_can_be_used_on_the_target(run):
         "cost": "materialises",
         "experimental": False,
         "contested_names": [],
+        "conformance": "",
         "status": "available",
         "usable": True,
         "note": "",
@@ -149,7 +150,7 @@ def test_a_pipe_gets_columns_and_nothing_is_cut_off(run, register):
     lines = run("list").stdout.splitlines()
     columns = [re.split(r"  +", line) for line in lines]
     assert columns[0][0] == "operation"
-    assert {len(row) for row in columns} == {8}
+    assert {len(row) for row in columns} == {9}
     assert ["cudnn", "-", "attention", "sdpa"] in [row[:4] for row in columns]
     rows = {row[0]: row for row in columns}
     assert "an_operation_of_a_very_long_name_indeed" in rows

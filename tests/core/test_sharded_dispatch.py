@@ -20,6 +20,8 @@ from .kernels import kernel
 from .meshes import entered
 from .standins import registration, stand_in
 
+pytestmark = pytest.mark.heavy
+
 P = PartitionSpec
 FEATURES = set(ATTENTION.features) - {"weights"}
 DERIVATIVES = {"query", "key", "value", "bias", "softmax_aux", "lse"}

@@ -18,7 +18,7 @@ from .attention_cases import Call, Case
 from .kernels import kernel
 from .standins import registration, stand_in
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.heavy, pytest.mark.usefixtures("quick_compilation")]
 
 both = pytest.mark.parametrize("name", ["vanilla", "sdpa"])
 
@@ -151,8 +151,8 @@ DERIVATIVES = [
 def drawn_for_derivatives(case):
     call = cases.draw(case, dirty=False)
     rng = np.random.default_rng(3)
-    direction = {n: rng.normal(size=call.arrays[n].shape) for n in call.differentiable}
-    floats = {n: jnp.asarray(call.arrays[n]) for n in call.differentiable}
+    direction = {n: rng.normal(size=call.arrays[n].shape) for n in call.floats}
+    floats = {n: jnp.asarray(call.arrays[n]) for n in call.floats}
     rest = {n: a for n, a in call.arrays.items() if n not in floats}
     tangents = {n: jnp.asarray(t, "float32") for n, t in direction.items()}
     d_output = rng.normal(size=call.arrays["query"].shape)

@@ -190,8 +190,9 @@ class Run:
         counts = {"": "passed", "refused": "refused"}
         count = counts.get(kind, "failed")
         changes: dict[str, Any] = {count: getattr(result, count) + 1}
-        error = min(finding.error, _INFINITE)  # JSON has no other
-        if not error <= result.error:
+        # JSON has no other, and NaN is no less.
+        error = finding.error if finding.error <= _INFINITE else _INFINITE
+        if error > result.error:
             changes |= {"error": error, "quantity": finding.quantity}
         self.results[rule, case.dtype] = dataclasses.replace(result, **changes)
         used = {*case.claims, f"dtype {case.dtype}"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from switchax.operation import BaseOperation
 from switchax.target import Target
@@ -102,7 +102,7 @@ class Suite(abc.ABC):
         ...         yield RotaryCase("R1", "plain", "float32")
     """
 
-    rules: Mapping[str, str]
+    rules: ClassVar[Mapping[str, str]]
 
     @abc.abstractmethod
     def cases(

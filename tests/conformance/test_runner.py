@@ -1,0 +1,277 @@
+"""The runner: it counts, makes failures small, and says what could not be tested."""
+
+import dataclasses
+import json
+import math
+from types import MappingProxyType
+
+import pytest
+from click.testing import CliRunner
+
+import switchax
+from switchax import BaseOperation, Capabilities, UnsupportedError, registrations
+from switchax.cli import make_group, shipped
+from switchax.kinds.attention import AttentionKind
+from switchax.testing import Case, Finding, Report, Suite, conform
+
+
+@dataclasses.dataclass(frozen=True)
+class Number(Case):
+    """What comes of it depends on a number, which can be made smaller."""
+
+    number: int
+    does: str = "pass"
+    rule: str = "N1"
+    dtype: str = "float32"
+    claims: frozenset = frozenset()
+
+    @property
+    def title(self):
+        return f"number {self.number}"
+
+    def run(self, operation):
+        if self.does == "refuse":
+            raise UnsupportedError("no")
+        if self.does == "raise above 3" and self.number > 3:
+            raise KeyError("boom")
+        if self.does == "wrong above 3" and self.number > 3:
+            return Finding(float(self.number), quantity="sum")
+        if self.does == "accept":
+            return Finding(math.inf, "takes it", "N2", "accepted sum")
+        if self.does == "nan":
+            return Finding(math.nan, quantity="sum")
+        return Finding(0.25 * self.number % 1, quantity="sum")
+
+    def simpler(self):
+        if self.number:
+            yield dataclasses.replace(self, number=self.number // 2)
+            yield dataclasses.replace(self, number=self.number - 1)
+
+    def snippet(self, name):
+        return f"{name}({self.number})"
+
+
+def operation_with(*cases, platforms=("cpu",), features=()):
+    class Numbers(Suite):
+        rules = MappingProxyType({"N1": "numbers", "N2": "others"})
+
+        def cases(self, operation, platform, level, seed):
+            yield from cases
+
+    class Kind(AttentionKind):
+        suite = Numbers()
+
+    class Operation(BaseOperation):
+        kind = Kind()
+        capabilities = Capabilities(platforms=set(platforms), features=set(features))
+
+        @classmethod
+        def get_impl_name(cls):
+            return "numbers"
+
+        def forward_native(self, query, key, value, *, softmax_scale):
+            return query
+
+    return Operation
+
+
+def test_what_passes_is_counted_with_its_largest_error():
+    report = conform(operation_with(Number(1), Number(3), Number(2)))
+    assert report.passed
+    assert report.complete
+    (result,) = report.results
+    assert (result.rule, result.passed, result.failed) == ("N1", 3, 0)
+    assert (result.error, result.quantity) == (0.75, "sum")
+    assert str(report).startswith("numbers conforms (quick, 3 cases on cpu x 8 in")
+
+
+@pytest.mark.parametrize(
+    ("does", "kind", "text"),
+    [
+        ("wrong above 3", "wrong", "sum is off by 4 times what rounding explains"),
+        ("raise above 3", "raised", "KeyError: 'boom'"),
+    ],
+)
+def test_a_failure_is_made_small(does, kind, text):
+    report = conform(operation_with(Number(1), Number(33, does)))
+    assert not report.passed
+    (failure,) = report.failures
+    assert (failure.kind, failure.text) == (kind, text)
+    assert (failure.title, failure.smallest) == ("number 33", "number 4")
+    assert failure.snippet == "numbers(4)"
+    assert "does not conform" in str(report)
+
+
+def test_an_error_that_is_no_number_fails():
+    report = conform(operation_with(Number(0, "nan")))
+    assert not report.passed
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_a_finding_may_name_another_rule():
+    report = conform(operation_with(Number(1, "accept"), Number(2)))
+    (failure,) = report.failures
+    assert (failure.rule, failure.kind, failure.text) == ("N2", "accepted", "takes it")
+    assert [(r.rule, r.failed) for r in report.results] == [("N1", 0), ("N2", 1)]
+
+
+def test_max_failures_stops_and_says_so():
+    cases = Number(9, "wrong above 3"), Number(1)
+    report = conform(operation_with(*cases), max_failures=1)
+    assert not report.complete
+    assert report.cases == 1
+
+
+def test_a_feature_that_every_case_refuses_is_declared_wrongly():
+    cases = [
+        Number(0, "refuse", claims=frozenset({"bias"})),
+        Number(1, claims=frozenset({"mask"})),
+        Number(2, "refuse", claims=frozenset({"mask"})),
+    ]
+    report = conform(operation_with(*cases))
+    (failure,) = report.failures
+    assert (failure.rule, failure.kind) == ("R12", "refused")
+    assert failure.text == "declares bias and refuses it: no"
+
+
+@pytest.mark.parametrize(("platforms", "passes"), [(["cpu"], False), (["any"], True)])
+def test_a_dtype_that_is_refused_here_may_be_honoured_elsewhere(platforms, passes):
+    cases = Number(0, "refuse", dtype="float16"), Number(1)
+    report = conform(operation_with(*cases, platforms=platforms))
+    assert report.passed is passes
+    assert report.not_tested["dtype float16"] == "no"
+
+
+def test_progress_is_told_before_each_case():
+    told = []
+    conform(operation_with(Number(1), Number(2)), progress=lambda *a: told.append(a))
+    assert [(n, total, case.number) for n, total, case in told] == [
+        (0, 2, 1),
+        (1, 2, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"operation": "vanila"}, ValueError, "did you mean 'vanilla'"),
+        ({"operation": 3}, TypeError, "a name or an operation class"),
+        ({"operation": "vanilla", "level": "slow"}, ValueError, "level of quick, full"),
+        ({"operation": "vanilla", "target": "tqu"}, ValueError, "did you mean 'tpu'"),
+    ],
+)
+def test_wrong_arguments(arguments, error, match):
+    with pytest.raises(error, match=match):
+        conform(**arguments)
+
+
+def test_a_kind_without_a_suite_says_so():
+    operation = operation_with()
+    type(operation.kind).suite = switchax.OperationKind.suite
+    with pytest.raises(ValueError, match="kind with a conformance suite"):
+        conform(operation)
+
+
+DAMAGED = [
+    "",
+    "[]",
+    "{}",
+    "[" * 100_000,
+    '{"switchax_conformance": 1}',
+    '{"switchax_conformance": true}',
+    '{"switchax_conformance": 1, "results": [3], "failures": []}',
+    '{"switchax_conformance": 1, "results": 3, "failures": []}',
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
+def test_damaged_reports_are_one_clear_error(text):
+    with pytest.raises(ValueError, match=r"Report\.from_json: expected a report, got"):
+        Report.from_json(text)
+
+
+def test_fields_of_other_types_are_damaged():
+    data = conform(operation_with(Number(1))).to_dict()
+    for field, value in [
+        ("operation", 3),
+        ("versions", {"jax": 1}),
+        ("complete", "yes"),
+        ("not_tested", []),
+    ]:
+        with pytest.raises(ValueError, match=f"wrong type of {field}"):
+            Report.from_json(json.dumps({**data, field: value}))
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """Puts an operation class under the name "numbers" for the command line."""
+
+    def put(operation):
+        entry = registrations.Entry(
+            operation, ("numbers",), "numbers", "switchax-numbers", "1.2"
+        )
+        module = "switchax.testing.conformance"
+        monkeypatch.setattr(f"{module}.find_entry", lambda name, target: entry)
+        monkeypatch.setattr(registrations, "entries", lambda: [entry])
+        return entry
+
+    return put
+
+
+def run(*arguments):
+    return CliRunner().invoke(make_group(), ["conform", "numbers", *arguments])
+
+
+def test_the_command_shows_a_table_and_writes_a_report(named, tmp_path):
+    named(operation_with(Number(1), Number(2)))
+    path = tmp_path / "numbers.json"
+    result = run("--report", str(path))
+    assert result.exit_code == 0
+    assert "N1    numbers  float32  2" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("numbers conforms")
+    report = Report.from_json(path.read_text())
+    assert report.versions["switchax-numbers"] == "1.2"
+    assert run("--json").exit_code == 0
+
+
+def test_the_command_fails_with_the_snippet(named):
+    named(operation_with(Number(9, "wrong above 3")))
+    result = run("--full")
+    assert result.exit_code == 1
+    assert "numbers(4)" in result.stdout
+    assert "does not conform (full" in result.stdout
+
+
+def test_wrong_calls_of_the_command_are_one_line(named, tmp_path):
+    named(operation_with(Number(1)))
+    result = run("--report", str(tmp_path / "no" / "file.json"))
+    assert result.exit_code == 2
+    assert "make the folder first" in result.stderr
+    assert CliRunner().invoke(make_group(), ["conform"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "level"),
+    [
+        ({}, "quick on cpu x 8"),
+        ({"level": "full"}, "full on cpu x 8"),
+        ({"versions": {"switchax-numbers": "1.1"}}, "quick on cpu x 8, of 1.1"),
+        ({"complete": False}, "failed quick on cpu x 8"),
+        ({"operation": "other"}, "failed quick on cpu x 8"),
+        ({"computed": False}, "quick on cpu x 8, compiled only"),
+        (None, "damaged report"),
+    ],
+)
+def test_list_shows_the_level_of_a_shipped_report(
+    named, tmp_path, monkeypatch, change, level
+):
+    entry = named(operation_with(Number(1)))
+    monkeypatch.setattr(shipped.importlib.resources, "files", lambda package: tmp_path)
+    assert shipped.shipped_level(entry) == ""
+    (tmp_path / "conformance").mkdir()
+    text = "{"
+    if change is not None:
+        report = conform(entry.operation)
+        text = dataclasses.replace(report, **change).to_json()
+    (tmp_path / "conformance" / "numbers.json").write_text(text)
+    assert shipped.shipped_level(entry) == level
