@@ -463,3 +463,32 @@ def test_what_a_symbol_may_break_is_refused_before_the_kernel():
     with pytest.raises(ValueError, match="softmax_scale where head_dim is symbolic"):
         exported("vanilla", shapes)
     assert exported("vanilla", shapes, softmax_scale=1.0).out_avals[0].shape[3] == n
+
+
+def test_an_undeclared_second_derivative_is_refused_before_the_kernel_sees_it():
+    """A forward pass that launches a kernel has no derivative of its own."""
+
+    def launch(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(lambda x: x, shape, x, vmap_method="sequential")
+
+    @jax.custom_vjp
+    def run(x):
+        return launch(x)
+
+    run.defvjp(lambda x: (launch(x), None), lambda _, cotangent: (2 * cotangent,))
+
+    def forward_native(self, query, key, value, *, softmax_scale):
+        return run(query)
+
+    methods = {"forward_native": forward_native}
+    with registration() as register:
+        register(stand_in("launches", methods=methods, differentiable={"query"}))
+
+        def gradient(x):
+            return jax.grad(lambda x: named("launches")(x, x, x).sum())(x).sum()
+
+        x = jnp.ones((1, 2, 1, 4))
+        assert gradient(x) == 16
+        with pytest.raises(UnsupportedError, match="got a second derivative"):
+            jax.grad(gradient)(x)

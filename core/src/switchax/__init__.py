@@ -32,6 +32,7 @@ from .partition import PartitionAxis, PartitionManager
 from .registrations import add_kind as _add_kind
 from .registry import OperationRegistry
 from .request import ArraySpec, Request
+from .running import run_named
 from .settings import Settings, configure, current_settings, use
 from .target import Target, current_target
 
@@ -81,5 +82,6 @@ __all__ = [
     "decisions",
     "explain",
     "hookimpl",
+    "run_named",
     "use",
 ]

@@ -367,7 +367,9 @@ def _nothing_fits(
     note = unloaded_note(ensure_loaded())
     got = f"{request.kind} on {target}"
     if not candidates:
-        todo = HOW_TO_INSTALL
+        todo = "install a plugin that brings one"
+        if request.kind == "attention":
+            todo = HOW_TO_INSTALL
         if note:
             todo = "see below, or `switchax doctor`"
         return (

@@ -239,13 +239,14 @@ def _arguments(invocation: Invocation, available: Mapping[str, Any]) -> dict[str
 def _guard_inputs(invocation: Invocation, arrays: Arrays) -> Arrays:
     """Makes the derivative to an undeclared argument raise, instead of being zero.
 
-    Undeclared forward mode raises here already, before a `jax.custom_vjp` of the
-    kernel does, which cannot name the operation.
+    Undeclared forward mode and second derivatives raise here already, before a
+    `jax.custom_vjp` of the kernel does, which cannot name the operation.
     """
     operation = invocation.operation
     name, capabilities = operation.names()[0], operation.capabilities
     declared = capabilities.differentiable
     forward = capabilities.honours_derivative(invocation.platform, "forward_mode")
+    second = capabilities.honours_derivative(invocation.platform, "second_order")
     guarded = {}
     for argument, array in arrays.items():
         if not _is_floating(array):
@@ -253,8 +254,8 @@ def _guard_inputs(invocation: Invocation, arrays: Arrays) -> Arrays:
         elif argument not in declared:
             message = _no_derivative(name, argument, declared)
             guarded[argument] = refuse_derivative(message, array)
-        elif not forward:
-            guarded[argument] = _limit_derivatives(False, True, name, array)
+        elif not (forward and second):
+            guarded[argument] = _limit_derivatives(forward, second, name, array)
         else:
             guarded[argument] = array
     return guarded

@@ -129,6 +129,9 @@ class OperationKind(abc.ABC):
         outputs: Names of the outputs that `Capabilities.differentiable` may list
             beside arguments.
 
+    The function that users call is built on `switchax.run_named`; examples/rotary is
+    a whole kind from outside.
+
     Example:
         A kind of one's own needs `bind`, `plan`, `operands` and `finish`:
 

@@ -71,6 +71,10 @@ def conform(
     cls = _class_of(operation)
     here = current_target()
     there = here if target is None else Target.parse(target)
+    platforms = cls.capabilities.platforms
+    if there.platform not in platforms:
+        rule = f"a target of {', '.join(sorted(platforms))}, which it declares"
+        raise fail_value("conform", rule, str(there), "pass target=")
     elsewhere = there if not _is_same(there, here) else None
     suite = cls.kind.suite
     cases = list(suite.cases(cls, there.platform, level, seed))
@@ -219,7 +223,8 @@ class Run:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             return "raised", Finding(text=text[:600])
         if finding.text:
-            return "accepted" if "accepted" in finding.quantity else "wrong", finding
+            accepted = finding.accepted or "accepted" in finding.quantity
+            return "accepted" if accepted else "wrong", finding
         if not finding.error <= 1:
             text = f"{finding.quantity} is off by {finding.error:.3g} times what "
             text += "rounding explains"
@@ -256,15 +261,16 @@ class Run:
         for name, text in always.items():
             if name.startswith("dtype ") and elsewhere:
                 continue
+            rule = self.cls.kind.suite.declaration
             failure = Failure(
-                "R12",
+                rule,
                 f"{name} is declared",
                 "every case that uses it",
                 "refused",
                 f"declares {name} and refuses it: {text}",
                 f"switchax.explain(..., operation={self.cls.names()[0]!r})",
             )
-            self.failures.setdefault("R12", failure)
+            self.failures.setdefault(rule, failure)
         return always
 
 

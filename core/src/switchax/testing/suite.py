@@ -24,12 +24,14 @@ class Finding:
         text: What is wrong, one line; "" if nothing is.
         rule: The rule that is broken, if that is another than the case's.
         quantity: What the error is of, such as "output" or "d_query".
+        accepted: Whether what is wrong is that something undeclared was not refused.
     """
 
     error: float = 0.0
     text: str = ""
     rule: str = ""
     quantity: str = ""
+    accepted: bool = False
 
 
 class Case(abc.ABC):
@@ -93,6 +95,7 @@ class Suite(abc.ABC):
 
     Attributes:
         rules: One line for each rule.
+        declaration: The rule that is broken by declaring what is always refused.
 
     Example:
         >>> class RotarySuite(Suite):
@@ -103,6 +106,7 @@ class Suite(abc.ABC):
     """
 
     rules: ClassVar[Mapping[str, str]]
+    declaration: ClassVar[str] = "R12"
 
     @abc.abstractmethod
     def cases(
