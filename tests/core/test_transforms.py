@@ -485,10 +485,11 @@ def test_an_undeclared_second_derivative_is_refused_before_the_kernel_sees_it():
     with registration() as register:
         register(stand_in("launches", methods=methods, differentiable={"query"}))
 
-        def gradient(x):
-            return jax.grad(lambda x: named("launches")(x, x, x).sum())(x).sum()
-
         x = jnp.ones((1, 2, 1, 4))
+
+        def gradient(q):
+            return jax.grad(lambda q: named("launches")(q, x, x).sum())(q).sum()
+
         assert gradient(x) == 16
         with pytest.raises(UnsupportedError, match="got a second derivative"):
             jax.grad(gradient)(x)
