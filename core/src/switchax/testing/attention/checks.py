@@ -186,7 +186,7 @@ def check_accumulation(subject: Subject) -> Finding:
 
 
 def check_lse(subject: Subject) -> Finding:
-    """lse alone, where it can be asked for: natural, in float32, sinks included."""
+    """The lse alone, where it can be asked for: natural, in float32, with sinks."""
     drawn = subject.draw()
     found = subject.programs.outputs(subject.operation, drawn, return_lse=True)
     return subject.measure("lse", found.lse, drawn.oracle().lse, 0)
@@ -485,7 +485,7 @@ def check_mesh(subject: Subject) -> Finding:
 
 
 def check_forward_mode(subject: Subject) -> Finding:
-    """jvp is right where it is declared, else it raises (R13)."""
+    """Forward mode is right where it is declared, else it raises (R13)."""
     drawn = subject.draw()
     names = [n for n in drawn.floats if n in subject.capabilities.differentiable]
     if not names:

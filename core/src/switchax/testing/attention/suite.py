@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 
@@ -20,6 +20,7 @@ from switchax.testing.suite import Case, Finding, Suite
 from .calls import AttentionCall, draw
 from .checks import CHECKS, Subject
 from .programs import Programs, wide_types
+from .strategies import drawn_calls
 
 __all__ = ["AttentionCase", "AttentionSuite"]
 
@@ -185,7 +186,7 @@ def _is_legal(call: AttentionCall) -> bool:
 class AttentionSuite(Suite):
     """The contract of attention, R1 to R13; see core/CONTRACT.md."""
 
-    rules: Mapping[str, str] = {
+    rules: ClassVar[Mapping[str, str]] = {
         "R1": "shapes, heads and layouts",
         "R2": "logits",
         "R3": "visibility",
@@ -232,8 +233,8 @@ def _is_declared(case: AttentionCase, capabilities: Capabilities) -> bool:
 
 
 def _cases(capabilities: Capabilities, level: str) -> Iterator[AttentionCase]:
-    dtypes = [d for d in ("float32", "bfloat16", "float16", "float64")]
-    dtypes = [d for d in dtypes if d in capabilities.dtypes]
+    order = ("float32", "bfloat16", "float16", "float64")
+    dtypes = [d for d in order if d in capabilities.dtypes]
     main = dtypes[0]
     full = level == "full"
 
@@ -247,12 +248,15 @@ def _cases(capabilities: Capabilities, level: str) -> Iterator[AttentionCase]:
     yield case("R2", scale=0.3)
     yield case("R13", "in turn", scale=0.3)
     yield case("R2")
+    yield case("R13", "forward mode")
+    yield case("R13", "second order")
     yield case("R12", "keywords")
     for dtype in dtypes[1:]:
         yield case("R8", dtype=dtype)
     for dtype in dtypes if "lse" in capabilities.features else ():
         yield case("R8", "lse", dtype=dtype, factor=3.0)
     yield from (case(rule, **call) for rule, call in _shapes(full))
+    yield from _undeclared(capabilities, case)
     for dtype in dtypes:
         long = {"q_len": 4, "kv_len": 4096, "heads": 1, "kv_heads": 1, "batch": 1}
         yield case("R8", "accumulation", dtype=dtype, alike=True, **long)
@@ -268,14 +272,11 @@ def _cases(capabilities: Capabilities, level: str) -> Iterator[AttentionCase]:
     for call in _that_hide(hidden):
         rule = "R6" if call.get("bias") == "minus_inf" else "R7"
         yield case(rule, dirty=True, **call)
-    yield from _undeclared(capabilities, case)
     for call in ({"bias": "full", "sinks": 0}, {"bias": "full"}, {"sinks": 0}, {}):
         yield case("R11", "underivable", **call)
     yield from _effects(case)
     yield case("R13", "in turn", causal=True)
     yield case("R13", "in turn", mask="full")
-    yield case("R13", "forward mode")
-    yield case("R13", "second order")
     yield case("R13", "transforms", causal=True)
     yield case("R13", "transforms", lengths="kv")
     yield case("R13", "mesh", causal=True, batch=4)
@@ -283,6 +284,9 @@ def _cases(capabilities: Capabilities, level: str) -> Iterator[AttentionCase]:
         for number, call in enumerate(pairs(dtypes)):
             yield case("R3", seed=number, **call)
             yield case("R7", seed=number, dirty=True, **call)
+        for made in drawn_calls(capabilities):
+            yield AttentionCase("R3", made)
+            yield AttentionCase("R7", made, dirty=True)
 
 
 def _that_hide(entries: list[Entry]) -> Iterator[dict[str, Any]]:
@@ -309,7 +313,7 @@ def _shapes(full: bool) -> list[Entry]:
         ("R1", {"kv_len": 0}),
         ("R1", {"batch": 0}),
     ]
-    lengths = (1, 64, 65, 129, 200)
+    lengths: tuple[int, ...] = (1, 64, 65, 129, 200)
     if full:
         lengths = (1, 2, 7, 63, 64, 65, 127, 128, 129, 200, 257)
         entries += [("R1", {"head_dim": d, **one}) for d in (32, 64, 96, 192, 256)]
@@ -463,9 +467,6 @@ FACTORS: dict[str, list[dict[str, Any]]] = {
 
 def pairs(dtypes: list[str]) -> Iterator[dict[str, Any]]:
     """Yields calls in which every pair of values of two factors occurs."""
-    from hypothesis import strategies as st
-
-    del st
     factors = {**FACTORS, "dtype": [{"dtype": d} for d in dtypes]}
     yield from covering(factors)
 

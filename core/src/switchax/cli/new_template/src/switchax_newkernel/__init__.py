@@ -1,0 +1,1 @@
+"""The attention operation "newkernel" for Switchax."""

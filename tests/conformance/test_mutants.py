@@ -1,0 +1,120 @@
+"""Does the kit find each bug, and name the rule that it breaks?"""
+
+import functools
+import inspect
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from switchax import ATTENTION, BaseOperation
+from switchax.testing import conform
+from switchax.testing.attention import AttentionCase, draw
+from switchax.testing.suite import Finding
+
+from .mutants import MUTANTS, Right, WideLeft
+
+pytestmark = pytest.mark.heavy
+
+CACHE = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory, request):
+    """Compiles once, in all workers of a run, what several mutants have in common."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if hasattr(request.config, "workerinput") else folder
+    options = {"jax_compilation_cache_dir": str(folder / "compiled"), **CACHE}
+    before = {name: getattr(jax.config, name) for name in options}
+    _configure(options)
+    yield
+    _configure(before)
+
+
+def _configure(options):
+    for name, value in options.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def quickly(compiled_once, quick_compilation):
+    """Compiles once, and not for speed."""
+
+
+@pytest.fixture
+def only_what_differs(monkeypatch):
+    """Passes the cases in which a mutant's forward method is traced as Right's is.
+
+    Equal programs have equal derivatives, and Right conforms, which is a test of its
+    own.
+    """
+    run = AttentionCase.run
+
+    def run_if_it_differs(case, operation):
+        if _forward_is_its_own(operation) and case.check in ("value", "accumulation"):
+            asked = case.call, case.dirty
+            if _forward_program(operation, *asked) == _right_program(*asked):
+                return Finding()
+        return run(case, operation)
+
+    monkeypatch.setattr(AttentionCase, "run", run_if_it_differs)
+
+
+@pytest.fixture
+def not_made_small(monkeypatch):
+    """Leaves failures as they are found; their rule and kind are those of the small."""
+    monkeypatch.setattr(AttentionCase, "simpler", lambda case: iter(()))
+
+
+def _forward_is_its_own(operation):
+    return isinstance(operation, Right) and (
+        type(operation).__call__ is BaseOperation.__call__
+    )
+
+
+@functools.cache
+def _right_program(call, dirty):
+    return _forward_program(Right(), call, dirty)
+
+
+def _forward_program(operation, call, dirty):
+    """The forward method, traced on what core hands it for a call, as text."""
+    drawn = draw(call, dirty)
+    asked = {"return_lse": True, "return_weights": True}
+    given = {**drawn.arrays, **drawn.options, **asked}
+    bound = ATTENTION.bind("test", given, operation.metadata)
+    plan = ATTENTION.plan(bound.request, operation.capabilities)
+    if plan.skip:
+        return "answered by core"
+    operands, static = ATTENTION.operands(bound, plan)
+    given = dict.fromkeys(inspect.signature(operation.forward_native).parameters)
+    given |= {name: x for name, x in static.items() if name in given}
+    arrays = {name: x for name, x in operands.items() if name in given}
+    forward = operation.forward_native
+    program = jax.make_jaxpr(lambda x: forward(**{**given, **x}))(arrays)
+    return f"{program} {program.consts}"
+
+
+@pytest.mark.usefixtures("quickly")
+def test_what_they_are_made_of_conforms():
+    report = conform(Right)
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda cls: cls.__name__)
+@pytest.mark.usefixtures("only_what_differs", "not_made_small", "quickly")
+def test_each_mutant_is_found_under_its_rule(mutant):
+    report = conform(mutant, max_failures=1)
+    first = report.failures[0]
+    assert (first.rule, first.kind) == MUTANTS[mutant], str(first)
+
+
+@pytest.mark.usefixtures("only_what_differs", "quickly")
+def test_a_failure_is_made_small():
+    report = conform(WideLeft, max_failures=1)
+    smallest = "value, batch=1, kv_len=3, heads=1, kv_heads=1, window=(2, 0)"
+    assert report.failures[0].smallest == smallest
