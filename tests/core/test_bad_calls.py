@@ -492,3 +492,22 @@ def test_a_window_side_beyond_positions_is_an_error_that_names_none():
     x = jnp.ones((1, 2, 1, 4))
     with pytest.raises(ValueError, match="None on a side is unlimited"):
         switchax.attention(x, x, x, window=(None, 2**30), q_offset=0)
+
+
+def test_wide_numpy_ids_are_looked_at_under_jit_too():
+    x = jnp.ones((1, 4, 1, 8))
+    ids = np.array([[0, 0, 1, 1]], "int64")
+
+    def attend(x, ids=ids):
+        both = {"q_segment_ids": ids, "kv_segment_ids": ids}
+        return switchax.attention(x, x, x, operation="vanilla", **both)
+
+    assert jax.jit(attend)(x).shape == x.shape
+    with pytest.raises(ValueError, match="q_segment_ids within int32"):
+        jax.jit(lambda x: attend(x, ids + 2**40))(x)
+
+
+def test_a_later_name_that_nobody_has_is_no_fallback():
+    x = jnp.ones((1, 4, 1, 8))
+    with pytest.raises(switchax.UnknownOperationError, match="got 'nope'"):
+        switchax.attention(x, x, x, operation=("vanilla", "nope"))

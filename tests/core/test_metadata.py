@@ -572,3 +572,13 @@ def test_specs_of_one_device_leave_an_array_as_it_is():
     spec = metadata.get_shardings(MODE_TRAIN).query
     x = jnp.ones((2, 4, 2, 8))
     assert switchax.sharding.constrain(x, spec, metadata.mesh) is x
+
+
+def test_what_would_be_dropped_in_silence_is_an_error():
+    metadata = OperationMetadata(runtime_dtype="float16")
+    with pytest.raises(TypeError, match="use its replace"):
+        OperationMetadata.from_config(metadata)
+    with pytest.raises(TypeError, match="base_config"):
+        metadata.replace(base_config={"backend": "tpu"})
+    with pytest.raises(TypeError, match="underscore"):
+        OperationMetadata().set_attrs_carefully("_key", 1)
