@@ -16,7 +16,6 @@ from .mutants import MUTANTS, Right, WideLeft
 
 pytestmark = pytest.mark.heavy
 
-pytestmark = pytest.mark.heavy
 
 # The others are asked by `tox -e conform`.
 IN_CI = {

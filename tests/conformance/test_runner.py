@@ -37,7 +37,7 @@ class Number(Case):
         if self.does == "wrong above 3" and self.number > 3:
             return Finding(float(self.number), quantity="sum")
         if self.does == "accept":
-            return Finding(math.inf, "takes it", "N2", "accepted sum")
+            return Finding(math.inf, "takes it", "N2", "sum", accepted=True)
         if self.does == "nan":
             return Finding(math.nan, quantity="sum")
         return Finding(0.25 * self.number % 1, quantity="sum")

@@ -223,8 +223,7 @@ class Run:
             text = " ".join(f"{type(error).__name__}: {error}".split())
             return "raised", Finding(text=text[:600])
         if finding.text:
-            accepted = finding.accepted or "accepted" in finding.quantity
-            return "accepted" if accepted else "wrong", finding
+            return "accepted" if finding.accepted else "wrong", finding
         if not finding.error <= 1:
             text = f"{finding.quantity} is off by {finding.error:.3g} times what "
             text += "rounding explains"

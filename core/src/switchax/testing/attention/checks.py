@@ -298,7 +298,7 @@ def check_refused(subject: Subject) -> Finding:
     if is_wrong(finding):
         text = "accepts what it does not declare, and computes something else: "
         text += finding.text or f"output is off by {finding.error:.3g}"
-        return Finding(finding.error, text, "R12", "accepted output")
+        return Finding(finding.error, text, "R12", "output", accepted=True)
     return dataclasses.replace(finding, rule="R12")
 
 
@@ -343,7 +343,7 @@ def check_underivable(subject: Subject) -> Finding:
         except UnsupportedError:
             continue
         text = f"the derivative of {name} is not declared, and does not raise"
-        return Finding(text=text, rule="R11", quantity=f"accepted d_{name}")
+        return Finding(text=text, rule="R11", quantity=f"d_{name}", accepted=True)
     return Finding()
 
 
@@ -359,7 +359,9 @@ def check_keywords(subject: Subject) -> Finding:
             return Finding()
         text = f"an unknown keyword raises a TypeError that does not name it: {error}"
         return Finding(text=text, quantity="keyword")
-    return Finding(text="an unknown keyword is swallowed", quantity="accepted keyword")
+    return Finding(
+        text="an unknown keyword is swallowed", quantity="keyword", accepted=True
+    )
 
 
 def check_transforms(subject: Subject) -> Finding:
@@ -512,7 +514,7 @@ def check_forward_mode(subject: Subject) -> Finding:
         raise
     if not declared:
         text = "forward mode is not declared, and does not raise"
-        return Finding(text=text, quantity="accepted jvp")
+        return Finding(text=text, quantity="jvp", accepted=True)
     d_output, _ = cotangents(subject.call, drawn)
     wanted = drawn.oracle_vjp(d_output=d_output)
     expected = sum(
@@ -552,7 +554,7 @@ def check_second_order(subject: Subject) -> Finding:
         raise
     if not declared:
         text = "second derivatives are not declared, and do not raise"
-        return Finding(text=text, quantity="accepted second derivative")
+        return Finding(text=text, quantity="second derivative", accepted=True)
     # The Hessian is symmetric: its product with the direction, by central differences.
     step = 1e-4
     query = drawn.arrays["query"].astype("float64")
