@@ -68,14 +68,20 @@ def test_plugin_folder_has_the_same_five_things(folder):
     assert {path.name for path in (folder / "src").iterdir()} == {package.name}
 
 
-@each(PLUGINS)
-def test_plugin_is_named_after_its_folder(folder):
-    assert project(folder)["name"] == f"switchax-{folder.name.removeprefix('_')}"
+def test_plugins_are_named_after_their_folders():
+    names = {folder.name: project(folder)["name"] for folder in PLUGINS}
+    assert names.pop("_template") == "switchax-newkernel"
+    assert names == {name: f"switchax-{name}" for name in names}
+
+
+def test_the_template_is_the_one_that_switchax_new_copies():
+    copied = ROOT / "core/src/switchax/cli/new_template"
+    assert (ROOT / "plugins/_template").resolve() == copied
 
 
 @each(PLUGINS)
 def test_plugin_has_its_entry_point(folder):
-    name = folder.name.removeprefix("_").replace("-", "_")
+    name = import_name(folder).removeprefix("switchax_")
     groups = project(folder)["entry-points"]
     assert groups == {"switchax.plugins": {name: f"{import_name(folder)}.plugin"}}
 

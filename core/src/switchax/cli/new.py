@@ -1,7 +1,7 @@
 """`switchax new`: writes a plugin that works, to be made one's own.
 
-Its files stand in `new_template`, under a name that is an identifier, so that they are
-checked as they are.
+Its files stand in `new_template` (plugins/_template in the repository), under a name
+that is an identifier, so that they are checked as they are.
 """
 
 from __future__ import annotations

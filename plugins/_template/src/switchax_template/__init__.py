@@ -1,1 +1,0 @@
-"""An attention operation for Switchax."""
