@@ -9,7 +9,8 @@ import numpy as np
 import switchax
 from switchax.kinds.attention.oracle import attention_oracle, attention_oracle_vjp
 from switchax.testing.attention import AttentionCall, Drawn, draw
-from switchax.testing.attention.tolerance import allowed, distance, largest_logit
+from switchax.testing.attention.calls import largest_logit
+from switchax.testing.tolerance import allowed, distance
 
 __all__ = [
     "Call",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from switchax.operation import BaseOperation
 from switchax.target import Target
 
-__all__ = ["LEVELS", "Case", "Finding", "Suite"]
+__all__ = ["LEVELS", "Case", "Finding", "Suite", "fields_that_differ", "worst"]
 
 LEVELS = ("quick", "full")
 
@@ -32,6 +32,18 @@ class Finding:
     rule: str = ""
     quantity: str = ""
     accepted: bool = False
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it is a failure; an error that is NaN is one."""
+        return bool(self.text) or not self.error <= 1
+
+
+def worst(findings: Iterable[Finding]) -> Finding:
+    """Returns the first that is wrong, else that of the largest error."""
+    found = list(findings)
+    wrong = (finding for finding in found if finding.is_wrong)
+    return next(wrong, None) or max(found, key=lambda finding: finding.error)
 
 
 class Case(abc.ABC):

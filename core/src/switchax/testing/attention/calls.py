@@ -17,7 +17,14 @@ from switchax.kinds.attention.oracle import (
 )
 from switchax.testing.suite import fields_that_differ
 
-__all__ = ["AttentionCall", "Drawn", "draw", "to_layout", "visible_pairs"]
+__all__ = [
+    "AttentionCall",
+    "Drawn",
+    "draw",
+    "largest_logit",
+    "to_layout",
+    "visible_pairs",
+]
 
 INF, NAN = math.inf, math.nan
 Array = NDArray[Any]
@@ -315,3 +322,14 @@ def visible_pairs(call: AttentionCall, drawn: Drawn) -> NDArray[np.bool_]:
     hidden_by = drawn.without("bias", "softmax_aux", "dropout_prob", *zeros)
     weights = Drawn({**hidden_by.arrays, **zeros}, hidden_by.options).oracle().weights
     return weights[None] > 0 if call.layout == "thd" else weights > 0
+
+
+def largest_logit(call: AttentionCall, drawn: Drawn) -> float:
+    """Returns a bound of the logits, by the lengths of query and key vectors."""
+    query, key = (drawn.arrays[n].astype("float64") for n in ("query", "key"))
+    if 0 in query.shape or 0 in key.shape:
+        return 0.0
+    scale = call.head_dim**-0.5 if call.scale is None else call.scale
+    lengths = (np.linalg.norm(a, axis=-1) for a in (query, key))
+    largest = (x[np.isfinite(x)].max(initial=0.0) for x in lengths)
+    return float(abs(scale) * math.prod(largest))

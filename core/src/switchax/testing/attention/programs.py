@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,7 +14,7 @@ from switchax.operation import BaseOperation
 
 from .calls import Drawn
 
-__all__ = ["Programs", "wide_types"]
+__all__ = ["Programs", "on_host", "traced"]
 
 
 class Programs:
@@ -114,8 +113,3 @@ def on_host(result: Any) -> AttentionOutput:
         )
         raise TypeError(f"conform: {text}; leave __call__ to BaseOperation")
     return AttentionOutput(*(None if x is None else np.asarray(x) for x in result))
-
-
-def wide_types(dtype: str) -> contextlib.AbstractContextManager[Any]:
-    """JAX has float64 only where it is enabled."""
-    return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()

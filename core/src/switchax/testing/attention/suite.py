@@ -15,12 +15,14 @@ from switchax.kinds.attention.features import FEATURES
 from switchax.operation import BaseOperation
 from switchax.target import Target
 from switchax.testing.lowered import lower_for
+from switchax.testing.running import wide_types
 from switchax.testing.suite import Case, Finding, Suite
 
 from .calls import AttentionCall, draw
-from .checks import CHECKS, Subject
-from .programs import Programs, wide_types
+from .checks import CHECKS
+from .programs import Programs
 from .strategies import drawn_calls
+from .subject import Subject
 
 __all__ = ["AttentionCase", "AttentionSuite"]
 

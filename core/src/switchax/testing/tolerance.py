@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .calls import AttentionCall, Drawn
-
-__all__ = ["ROUNDING", "allowed", "distance", "largest_logit"]
+__all__ = ["ROUNDING", "allowed", "distance"]
 
 # The unit roundoff of what is stored and of what is accumulated (R8): half the distance
 # from 1 to the next number. From it, in units of the largest entry of what is compared:
@@ -31,27 +29,17 @@ ROUNDING = {
 }
 
 
-def allowed(dtype: str, logit: float, stored: int = 3) -> float:
+def allowed(dtype: str, growth: float, stored: int = 3) -> float:
     """Returns the error allowed, in units of the largest entry (or 1, if less).
 
     Args:
         dtype: Of the operands.
-        logit: The largest logit, see `largest_logit`.
+        growth: The largest number whose rounding error is one of the result, such as
+            a logit.
         stored: How many times something is rounded to dtype on the way.
     """
     unit, accumulated = ROUNDING[dtype]
-    return stored * unit + 4 * accumulated * (1 + logit)
-
-
-def largest_logit(call: AttentionCall, drawn: Drawn) -> float:
-    """Returns a bound of the logits, by the lengths of query and key vectors."""
-    query, key = (drawn.arrays[n].astype("float64") for n in ("query", "key"))
-    if 0 in query.shape or 0 in key.shape:
-        return 0.0
-    scale = call.head_dim**-0.5 if call.scale is None else call.scale
-    lengths = (np.linalg.norm(a, axis=-1) for a in (query, key))
-    largest = (x[np.isfinite(x)].max(initial=0.0) for x in lengths)
-    return float(abs(scale) * math.prod(largest))
+    return stored * unit + 4 * accumulated * (1 + growth)
 
 
 def distance(got: Any, expected: Any, limit: float) -> tuple[float, str]:

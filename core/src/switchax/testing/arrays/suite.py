@@ -1,0 +1,112 @@
+"""From a list of calls, the cases that hold an operation against its declaration."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from switchax.capabilities import Capabilities
+from switchax.operation import BaseOperation
+from switchax.testing.suite import Suite
+
+from .calls import ArrayCall, moved
+from .cases import ROLES, ArrayCase
+
+__all__ = ["ROLES", "ArraySuite"]
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")  # the first is asked most
+
+
+class ArraySuite(Suite):
+    """The cases of a kind that maps arrays to arrays, from a list of calls.
+
+    A call that uses only what an operation declares must be right: output, dtype,
+    gradients. Any other must be refused before a forward method starts. Each dtype
+    is held likewise, and transforms, unknown keywords and undeclared derivatives.
+
+    Attributes:
+        rules: One line for each rule.
+        roles: For each of `ROLES`, the rule of the kind that it falls under.
+    """
+
+    roles: ClassVar[Mapping[str, str]]
+
+    @abc.abstractmethod
+    def calls(self, level: str) -> Iterable[tuple[str, ArrayCall]]:
+        """Yields calls with the rule that each is about, the simplest first.
+
+        The first uses no feature. For each feature of the kind there should be one
+        that uses no other. Those of the rule of "precision" are asked in every dtype,
+        and at level "full" all.
+
+        Args:
+            level: "quick" or "full".
+        """
+
+    def cases(
+        self, operation: type[BaseOperation], platform: str, level: str, seed: int
+    ) -> Iterator[ArrayCase]:
+        """Yields the cases; see `Suite.cases`."""
+        yield from self._sharing(self._cases(operation.capabilities, level, seed))
+
+    def _cases(
+        self, capabilities: Capabilities, level: str, seed: int
+    ) -> Iterator[ArrayCase]:
+        declared = [dtype for dtype in _DTYPES if dtype in capabilities.dtypes]
+        calls = [
+            (rule, moved(call, declared[0], seed)) for rule, call in self.calls(level)
+        ]
+        first = calls[0][1]
+        for rule, call in calls:
+            if call.features <= capabilities.features:
+                yield self._case(rule, call)
+        for dtype in declared[1:]:
+            for rule, call in calls:
+                asked = level == "full" or rule == self.roles["precision"]
+                other = moved(call, dtype)
+                if (asked or call is first) and call.features <= capabilities.features:
+                    yield self._case(self.roles["precision"], other)
+        yield from self._refusals(capabilities, calls)
+        for role, check in (
+            ("refusal", "keywords"),
+            ("gradient", "underivable"),
+            ("transforms", "transforms"),
+            ("transforms", "forward mode"),
+            ("transforms", "second order"),
+        ):
+            yield self._case(self.roles[role], first, check)
+
+    def _refusals(
+        self, capabilities: Capabilities, calls: list[tuple[str, ArrayCall]]
+    ) -> Iterator[ArrayCase]:
+        role, first = self.roles["refusal"], calls[0][1]
+        for _, call in calls:
+            if len(call.features - capabilities.features) == 1:
+                yield self._case(role, call, "refused")
+        for dtype in _DTYPES:
+            if dtype not in capabilities.dtypes:
+                yield self._case(role, moved(first, dtype), "refused")
+
+    def _case(self, rule: str, call: ArrayCall, check: str = "value") -> ArrayCase:
+        return ArrayCase(rule, call, check, self.roles)
+
+    def _sharing(self, cases: Iterable[ArrayCase]) -> Iterator[ArrayCase]:
+        programs: dict[Any, Any] = {}
+        for case in cases:
+            yield dataclasses.replace(case, programs=programs)
+
+    def not_tested(
+        self, operation: type[BaseOperation], platform: str
+    ) -> Mapping[str, str]:
+        """The platforms that are not here, and the features that no call uses."""
+        elsewhere = operation.capabilities.platforms - {platform}
+        used = {name for _, call in self.calls("full") for name in call.features}
+        return {
+            **{f"platform {name}": f"this is {platform}" for name in sorted(elsewhere)},
+            **{
+                f"feature {name}": "no call of the suite uses it"
+                for name in sorted(operation.kind.features.keys() - used)
+            },
+        }

@@ -1,0 +1,79 @@
+"""What is not declared is refused, before any kernel starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from switchax.errors import UnsupportedError
+from switchax.testing.running import watched
+from switchax.testing.suite import Finding, worst
+
+from .programs import on_host, traced
+from .subject import Subject, outputs
+
+__all__ = ["check_keywords", "check_refused", "check_underivable"]
+
+
+def check_keywords(subject: Subject) -> Finding:
+    """An unknown keyword is a TypeError (R12)."""
+    drawn = subject.draw()
+    arrays = traced(drawn)
+    unknown = {"casual": True}
+    try:
+        subject.operation(**arrays, **drawn.options, **unknown)
+    except TypeError as error:
+        if "casual" in str(error):
+            return Finding()
+        text = f"an unknown keyword raises a TypeError that does not name it: {error}"
+        return Finding(text=text, quantity="keyword")
+    return Finding(
+        text="an unknown keyword is swallowed", quantity="keyword", accepted=True
+    )
+
+
+def check_refused(subject: Subject) -> Finding:
+    """A call that is not declared is refused before any kernel, or adapted right."""
+    started: list[str] = []
+    observed = watched(type(subject.operation), started)
+    drawn = subject.draw()
+    asked = {"return_lse": True} if subject.rule == "lse" else {}
+    try:
+        found = on_host(
+            jax.jit(lambda a: observed()(**a, **drawn.options, **asked))(traced(drawn))
+        )
+    except UnsupportedError:
+        if started:
+            text = f"refuses only after {started[0]} has started"
+            return Finding(text=text, rule="R12", quantity="refusal")
+        return Finding(rule="R12")
+    finding = worst(outputs(subject, found, drawn.oracle()))
+    if finding.is_wrong:
+        text = "accepts what it does not declare, and computes something else: "
+        text += finding.text or f"output is off by {finding.error:.3g}"
+        return Finding(finding.error, text, "R12", "output", accepted=True)
+    return dataclasses.replace(finding, rule="R12")
+
+
+def check_underivable(subject: Subject) -> Finding:
+    """The derivative of an argument that is not declared raises (R11)."""
+    drawn = subject.draw()
+    arrays = traced(drawn)
+    declared = subject.capabilities.differentiable
+    names = [n for n in drawn.floats if n not in declared]
+
+    for name in names:
+
+        def loss(x: Any, name: str = name) -> Any:
+            given = {**arrays, name: x}
+            return subject.operation(**given, **drawn.options).attention_outputs.sum()
+
+        try:
+            jax.grad(loss)(arrays[name])
+        except UnsupportedError:
+            continue
+        text = f"the derivative of {name} is not declared, and does not raise"
+        return Finding(text=text, rule="R11", quantity=f"d_{name}", accepted=True)
+    return Finding()

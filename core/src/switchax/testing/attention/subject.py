@@ -1,0 +1,104 @@
+"""An operation and a call under check, and what the checks share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from switchax.capabilities import Capabilities
+from switchax.errors import UnsupportedError
+from switchax.kinds.attention import AttentionOutput
+from switchax.operation import BaseOperation
+from switchax.testing.suite import Finding
+from switchax.testing.tolerance import allowed, distance
+
+from .calls import AttentionCall, Drawn, draw, largest_logit
+from .programs import Programs
+
+__all__ = ["Subject", "asking", "cotangents", "outputs"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """An operation and a call, under check.
+
+    Attributes:
+        operation: The operation.
+        call: The call.
+        rule: The rule that the case is about.
+        programs: Where compiled programs are kept.
+        dirty: Whether what nothing can see is NaN or Inf.
+    """
+
+    operation: BaseOperation
+    call: AttentionCall
+    rule: str
+    programs: Programs
+    dirty: bool = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the operation declares."""
+        return type(self.operation).capabilities
+
+    @property
+    def asked(self) -> dict[str, bool]:
+        """The further outputs that can be asked for; lse in some calls only."""
+        found = {}
+        for name in ("lse", "weights"):
+            if name in self.capabilities.features:
+                found[f"return_{name}"] = True
+        return found
+
+    def draw(self) -> Drawn:
+        """Draws the values of the call."""
+        return draw(self.call, self.dirty)
+
+    def measure(
+        self, name: str, got: Any, expected: Any, stored: int = 3, rule: str = ""
+    ) -> Finding:
+        """Compares one array with what the oracle says of it."""
+        limit = allowed(self.call.dtype, largest_logit(self.call, self.draw()), stored)
+        error, text = distance(got, expected, limit)
+        return Finding(error, f"{name} {text}" if text else "", rule, name)
+
+
+def cotangents(call: AttentionCall, drawn: Drawn) -> tuple[Any, Any]:
+    """Draws cotangents of output and lse; 0 for the lse of rows that see nothing."""
+    rng = np.random.default_rng(call.seed + 1)
+    expected = drawn.without("dropout_prob", "softmax_aux").oracle()
+    d_output = rng.normal(size=expected.output.shape).astype(call.dtype)
+    precise = "float64" if call.dtype == "float64" else "float32"
+    d_lse = rng.normal(size=expected.lse.shape).astype(precise)
+    return d_output, np.where(np.isneginf(expected.lse), d_lse * 0, d_lse)
+
+
+def asking(subject: Subject, drawn: Drawn) -> AttentionOutput:
+    """Runs a call, asking for what is declared; without it where that is refused."""
+    try:
+        return subject.programs.outputs(subject.operation, drawn, **subject.asked)
+    except UnsupportedError:
+        if not subject.asked:
+            raise
+        return subject.programs.outputs(subject.operation, drawn)
+
+
+def outputs(subject: Subject, found: AttentionOutput, expected: Any) -> list[Finding]:
+    """Compares the output, and lse and weights where they are there."""
+    call = subject.call
+    output = found.attention_outputs
+    if output.dtype != call.dtype:
+        text = f"output is of dtype {output.dtype}, not of query's, {call.dtype}"
+        return [Finding(text=text, rule="R1", quantity="output")]
+    findings = [subject.measure("output", output, expected.output)]
+    kept = subject.rule in ("R6", "R7")
+    if found.lse is not None:
+        rule = "R9" if call.sinks is not None else "R8"
+        rule = "" if kept else rule
+        findings.append(subject.measure("lse", found.lse, expected.lse, 0, rule))
+    if found.attention_weights is not None:
+        weights = found.attention_weights
+        findings.append(subject.measure("weights", weights, expected.weights, 0))
+    return findings

@@ -1,0 +1,185 @@
+"""Values and gradients of one call, held against the oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from switchax.kinds.attention import AttentionOutput
+from switchax.testing.suite import Finding, worst
+from switchax.testing.tolerance import allowed
+
+from .calls import Drawn, draw, largest_logit
+from .subject import Subject, asking, cotangents, outputs
+
+__all__ = [
+    "check_accumulation",
+    "check_dropout",
+    "check_effect",
+    "check_lse",
+    "check_value",
+]
+
+# Kernels work on blocks of a power of two, of this size at most.
+_BLOCK = 128
+
+
+def check_value(subject: Subject) -> Finding:
+    """Output, lse and weights; then the value under autodiff, and each gradient."""
+    drawn = subject.draw()
+    expected = drawn.oracle()
+    found = asking(subject, drawn)
+    findings = outputs(subject, found, expected)
+    if worst(findings).is_wrong:
+        return _blamed_on_lengths(subject, worst(findings))
+    return worst([*findings, *_gradients(subject, drawn, found, expected)])
+
+
+def _blamed_on_lengths(subject: Subject, finding: Finding) -> Finding:
+    """Names R1 where logits are right as soon as the lengths fill whole blocks."""
+    call = subject.call
+    if subject.rule != "R2" or finding.rule:
+        return finding
+    lengths = {n: -(-getattr(call, n) // _BLOCK) * _BLOCK for n in ("q_len", "kv_len")}
+    whole = dataclasses.replace(subject, call=dataclasses.replace(call, **lengths))
+    drawn = whole.draw()
+    if worst(outputs(whole, asking(whole, drawn), drawn.oracle())).is_wrong:
+        return finding
+    return dataclasses.replace(finding, rule="R1")
+
+
+def _gradients(
+    subject: Subject, drawn: Drawn, plain: AttentionOutput, expected: Any
+) -> list[Finding]:
+    capabilities, call = subject.capabilities, subject.call
+    names = [n for n in drawn.floats if n in capabilities.differentiable]
+    if not names or 0 in drawn.arrays["query"].shape:
+        return []
+    kept = "" if subject.rule in ("R6", "R7", "R9") else "R11"
+    d_output, d_lse = cotangents(call, drawn)
+    with_lse = plain.lse is not None and "lse" in capabilities.differentiable
+    asked = {"return_lse": True} if with_lse else {}
+    d_lse = d_lse if with_lse else None
+    found, gradients = subject.programs.gradients(
+        subject.operation, drawn, names, d_output, d_lse, **asked
+    )
+    wanted = drawn.oracle_vjp(d_output=d_output, d_lse=d_lse)
+    rule = "R11" if subject.rule not in ("R6", "R7") else ""
+    findings = [
+        subject.measure(
+            "output under autodiff", found.attention_outputs, expected.output, rule=rule
+        )
+    ]
+    for name in names:
+        gradient = gradients[name]
+        if gradient.dtype != drawn.arrays[name].dtype:
+            text = f"d_{name} is of dtype {gradient.dtype}"
+            return [Finding(text=text, rule="R11", quantity=f"d_{name}")]
+        findings.append(subject.measure(f"d_{name}", gradient, wanted[name], rule=kept))
+    return findings
+
+
+def check_accumulation(subject: Subject) -> Finding:
+    """A long sum of numbers that are alike, to two roundings."""
+    drawn = subject.draw()
+    found = asking(subject, drawn)
+    expected = drawn.oracle().output
+    return subject.measure("output", found.attention_outputs, expected, stored=2)
+
+
+def check_lse(subject: Subject) -> Finding:
+    """The lse alone, where it can be asked for: natural, in float32, with sinks."""
+    drawn = subject.draw()
+    found = subject.programs.outputs(subject.operation, drawn, return_lse=True)
+    return subject.measure("lse", found.lse, drawn.oracle().lse, 0)
+
+
+def check_effect(subject: Subject) -> Finding:
+    """Every feature of the call must change something, as it does in the oracle."""
+    call, drawn = subject.call, subject.draw()
+    found = asking(subject, drawn)
+    for feature, neutral in _NEUTRAL.items():
+        if feature not in call.features:
+            continue
+        without = dataclasses.replace(call, **neutral)
+        other = draw(without, dirty=False)
+        other.arrays.update({n: drawn.arrays[n] for n in other.arrays})
+        expected = np.abs(other.oracle().output - drawn.oracle().output).max(initial=0)
+        limit = allowed(call.dtype, largest_logit(call, drawn))
+        if expected < 10 * limit:
+            continue
+        plain = asking(subject, other)
+        got = np.abs(
+            plain.attention_outputs.astype("float64")
+            - found.attention_outputs.astype("float64")
+        ).max()
+        if not got > expected / 2:
+            text = f"{feature} changes the output by {got:.2g}, not by {expected:.2g}"
+            return Finding(math.inf, text, quantity=feature)
+    return Finding()
+
+
+_NEUTRAL: dict[str, dict[str, Any]] = {
+    "bias": {"bias": ""},
+    "mask": {"mask": ""},
+    "segment_ids": {"segments": ""},
+    "kv_lengths": {"lengths": ""},
+    "q_lengths": {"lengths": ""},
+    "causal": {"causal": False},
+    "window": {"window": None},
+    "q_offset": {"offset": "zero"},
+    "q_offset_per_batch": {"offset": "zero"},
+    "logits_soft_cap": {"soft_cap": None},
+    "softmax_aux": {"sinks": None},
+}
+
+
+def check_dropout(subject: Subject) -> Finding:
+    """Drops by key after the softmax, rescales, repeats, and leaves lse alone (R10).
+
+    value is the identity, so that the output is the probabilities.
+    """
+    call = subject.call
+    drawn = draw(call, dirty=False)
+    eye = np.eye(call.kv_len, call.head_dim, dtype=call.dtype)
+    value = np.broadcast_to(eye[None, :, None], drawn.arrays["value"].shape)
+    drawn.arrays["value"] = np.ascontiguousarray(value)
+    share = call.dropout
+    programs, operation = subject.programs, subject.operation
+
+    def weights(seed: int) -> Any:
+        drawn.arrays["dropout_key"] = jax.random.key(seed)
+        return programs.outputs(operation, drawn).attention_outputs.astype("float64")
+
+    first, again, other = weights(0), weights(0), weights(1)
+    if not np.array_equal(first, again):
+        return Finding(text="the same key drops others", quantity="dropout")
+    if np.array_equal(first == 0, other == 0):
+        return Finding(text="another key drops the same", quantity="dropout")
+    kept = first > 0
+    rate, deviation = 1 - kept.mean(), math.sqrt(share * (1 - share) / kept.size)
+    if abs(rate - share) > 6 * deviation:
+        text = f"drops {rate:.3f} of the probabilities, not {share}"
+        return Finding(text=text, quantity="dropout")
+    plain = drawn.without("dropout_prob").oracle().output
+    expected = np.where(kept, plain / (1 - share), 0.0)
+    findings = [subject.measure("kept probabilities", first, expected)]
+    drawn.arrays["dropout_key"] = jax.random.key(0)
+    keep = np.swapaxes(kept, 1, 2)  # [batch, heads, q_len, kv_len]
+    names = [n for n in drawn.floats if n in subject.capabilities.differentiable]
+    if names:
+        d_output, _ = cotangents(call, drawn)
+        _, found = programs.gradients(operation, drawn, names, d_output)
+        wanted = drawn.oracle_vjp(d_output=d_output, dropout_keep=keep)
+        findings += [
+            subject.measure(f"d_{name}", found[name], wanted[name]) for name in names
+        ]
+    if "lse" in subject.capabilities.features:
+        found_lse = programs.outputs(operation, drawn, return_lse=True).lse
+        expected_lse = drawn.without("dropout_prob").oracle().lse
+        findings.append(subject.measure("lse", found_lse, expected_lse, 0))
+    return worst(findings)
