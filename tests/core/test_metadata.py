@@ -245,6 +245,14 @@ def test_reading_a_default_makes_nobody_the_manager_last_made():
     assert get_partition_manager() is last
 
 
+def test_reading_json_makes_nobody_the_manager_last_made():
+    text = OperationMetadata(partition_manager=PartitionManager(PAXIS)).to_json()
+    last = PartitionManager(PartitionAxis(batch_axis="last"))
+    read = OperationMetadata.from_json(text)
+    assert read.partition_manager.paxis == PAXIS
+    assert get_partition_manager() is last
+
+
 def test_another_thread_does_not_see_the_current_manager():
     seen = []
     metadata = OperationMetadata()

@@ -437,6 +437,16 @@ def test_a_mesh_that_no_rule_names_warns_once_or_raises_when_strict():
     assert "batch over batch=2, heads over model=4" in str(found)
 
 
+def test_explain_gives_the_reason_of_the_mesh_that_metadata_brings():
+    mesh = mesh_of(dp=2, sp=4)
+    shapes = {name: operands()[0] for name in ("query", "key", "value")}
+    metadata = OperationMetadata(mesh=mesh)
+    found = switchax.explain(**shapes, metadata=metadata, operation="opaque")
+    assert found.chosen is None
+    assert "split over sp=4" in str(found)
+    assert switchax.explain(**shapes, operation="opaque").chosen is not None
+
+
 @pytest.mark.parametrize("kv_len", [6, 7])
 def test_a_sequence_axis_is_refused_with_its_name(kv_len):
     sizes = {"kv_len": kv_len}

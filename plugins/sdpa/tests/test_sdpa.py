@@ -216,3 +216,20 @@ def test_symbolic_sizes_are_honoured_or_refused(axis):
     assert (causal.chosen is None) is (axis == "q_len")
     fused = switchax.explain(**call, operation="cudnn", target="cuda:h100")
     assert f"{axis}=n" in fused.error
+
+
+@pytest.mark.parametrize(("axis", "one"), [("kv_len", 1), ("head_dim", 3)])
+def test_products_that_jax_cannot_compile_on_a_cpu_are_refused(axis, one):
+    shape = [1, 5, 2, 8]
+    shape[one] = 1
+    sizes = {"query": [1, 5, 2, shape[3]], "key": [1, shape[1], 1, shape[3]]}
+    call = {n: jnp.ones(size, "bfloat16") for n, size in sizes.items()}
+    call["value"] = call["key"]
+    if jax.__version_info__ < (0, 12):
+        with pytest.raises(switchax.UnsupportedError, match=f"{axis}=1;"):
+            switchax.attention(**call, operation="sdpa")
+    else:
+        found = switchax.attention(**call, operation="sdpa")
+        np.testing.assert_array_equal(found, np.ones(sizes["query"]))
+    wide = {name: array.astype("float32") for name, array in call.items()}
+    assert (switchax.attention(**wide, operation="sdpa") == 1).all()

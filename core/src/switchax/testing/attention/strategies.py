@@ -78,17 +78,19 @@ def _legal(call: AttentionCall) -> AttentionCall:
     return dataclasses.replace(call, **changes)
 
 
-def drawn_calls(capabilities: Capabilities) -> list[AttentionCall]:
-    """Returns calls that Hypothesis draws, the same ones each time.
+def drawn_calls(capabilities: Capabilities, seed: int) -> list[AttentionCall]:
+    """Returns calls that Hypothesis draws, for one seed the same ones each time.
 
     Args:
         capabilities: What the operation declares.
+        seed: Of the draw.
     """
-    from hypothesis import HealthCheck, Phase, given, seed, settings
+    import hypothesis
+    from hypothesis import HealthCheck, Phase, given, settings
 
     calls: list[AttentionCall] = []
 
-    @seed(0)
+    @hypothesis.seed(seed)
     @settings(
         max_examples=_CALLS,
         database=None,

@@ -209,7 +209,7 @@ class AttentionSuite(Suite):
     ) -> Iterator[AttentionCase]:
         """Yields the simplest first: see `Suite.cases`."""
         programs, capabilities = Programs(), operation.capabilities
-        for case in _cases(capabilities, level):
+        for case in _cases(capabilities, level, seed):
             call = dataclasses.replace(case.call, seed=case.call.seed + 2 * seed)
             case = dataclasses.replace(case, call=call, programs=programs)
             if case.check == "refused" or _is_declared(case, capabilities):
@@ -218,11 +218,14 @@ class AttentionSuite(Suite):
     def not_tested(
         self, operation: type[BaseOperation], platform: str
     ) -> Mapping[str, str]:
-        """The platforms that are not here."""
-        return {
+        """The platforms that are not here, and meshes where there is one device."""
+        found = {
             f"platform {name}": f"this is {platform}"
             for name in sorted(operation.capabilities.platforms - {platform})
         }
+        if jax.device_count() == 1:
+            found["meshes"] = "there is one device"
+        return found
 
 
 def _is_declared(case: AttentionCase, capabilities: Capabilities) -> bool:
@@ -234,7 +237,9 @@ def _is_declared(case: AttentionCase, capabilities: Capabilities) -> bool:
     )
 
 
-def _cases(capabilities: Capabilities, level: str) -> Iterator[AttentionCase]:
+def _cases(
+    capabilities: Capabilities, level: str, seed: int
+) -> Iterator[AttentionCase]:
     order = ("float32", "bfloat16", "float16", "float64")
     dtypes = [d for d in order if d in capabilities.dtypes]
     main = dtypes[0]
@@ -286,7 +291,7 @@ def _cases(capabilities: Capabilities, level: str) -> Iterator[AttentionCase]:
         for number, call in enumerate(pairs(dtypes)):
             yield case("R3", seed=number, **call)
             yield case("R7", seed=number, dirty=True, **call)
-        for made in drawn_calls(capabilities):
+        for made in drawn_calls(capabilities, seed):
             yield AttentionCase("R3", made)
             yield AttentionCase("R7", made, dirty=True)
 

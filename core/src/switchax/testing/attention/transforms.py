@@ -121,10 +121,12 @@ def check_in_turn(subject: Subject) -> Finding:
 
 
 def check_mesh(subject: Subject) -> Finding:
-    """Split over a mesh by batch, the values and gradients are those of one device."""
+    """Split by batch and heads, values and gradients are those of one device."""
     call, drawn = subject.call, subject.draw()
-    devices = min(2, jax.device_count())
-    mesh = jax.make_mesh((devices,), ("dp",), (jax.sharding.AxisType.Auto,))
+    by_batch = min(2, jax.device_count())
+    by_heads = min(2, jax.device_count() // by_batch)
+    kinds = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((by_batch, by_heads), ("dp", "tp"), kinds)
     names = [n for n in drawn.floats if n in subject.capabilities.differentiable]
     d_output, _ = cotangents(call, drawn)
     arrays = traced(drawn)
