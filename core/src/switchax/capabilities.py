@@ -22,11 +22,11 @@ class Cost(enum.IntEnum):
     """Cost class, best first; auto never passes over a better class in silence."""
 
     FUSED = 0
-    """One kernel; the scores never leave the chip."""
+    """One kernel; what lies between, such as scores, never leaves the chip."""
     CHUNKED = 1
-    """Linear memory in plain JAX."""
+    """Plain JAX, in memory that grows as the operands."""
     MATERIALISES = 2
-    """Writes an array of q_len x kv_len."""
+    """Writes what grows faster, such as an array of q_len x kv_len."""
 
     def __str__(self) -> str:
         return self.name.lower()

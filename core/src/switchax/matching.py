@@ -113,7 +113,7 @@ def _feature_refusals(
         else:
             continue
         if feature in source.features:
-            actual = feature_value(source, feature)
+            actual = source.value_of(feature)
             hint = f"{feature!r} is {why}: leave it out, or choose another operation"
         else:
             steps = ", ".join(f"{a.name} ({a.detail})" for a in plan.adaptations)
@@ -121,28 +121,6 @@ def _feature_refusals(
             hint = f"{feature!r} is {why}, and core needs it to adapt the call: "
             hint += "choose another operation"
         yield Refusal("feature", feature, actual, "unused", hint)
-
-
-def feature_value(request: Request, feature: str) -> str:
-    """Returns the value that makes a request use a feature, as text."""
-    arrays = dict(getattr(request, "arrays", ()))
-    for name in (feature, f"q_{feature}"):
-        if name in arrays:
-            return str(arrays[name])
-    aliases = {
-        "dropout": "dropout_prob",
-        "lse": "return_lse",
-        "weights": "return_weights",
-        "q_offset_per_batch": "q_offset",
-    }
-    field = aliases.get(feature, feature)
-    if field in arrays:
-        return str(arrays[field])
-    sizes = request.sizes
-    if feature == "gqa":
-        return f"{sizes['heads']} heads on {sizes['kv_heads']}"
-    value = getattr(request, field, None)
-    return "used" if value is None else str(value)
 
 
 def _limit_refusals(capabilities: Capabilities, request: Request) -> Iterable[Refusal]:

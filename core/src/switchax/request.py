@@ -61,6 +61,11 @@ class Request:
         """Sizes by name, which `Capabilities.multiples` and `limits` speak of."""
         raise NotImplementedError
 
+    def value_of(self, feature: str) -> str:
+        """What makes the call use a feature, for messages; a field of its name."""
+        value = getattr(self, feature, None)
+        return "used" if value is None else str(value)
+
     @property
     def key(self) -> str:
         """The whole request as text that is the same in every process."""

@@ -12,6 +12,16 @@ __all__ = ["AttentionRequest"]
 Window = tuple[int | None, int | None]
 
 
+# The arguments of those features that are not named as theirs.
+_ARGUMENTS = {
+    "segment_ids": "q_segment_ids",
+    "dropout": "dropout_prob",
+    "lse": "return_lse",
+    "weights": "return_weights",
+    "q_offset_per_batch": "q_offset",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class AttentionRequest(Request):
     """One attention call without its values.
@@ -71,6 +81,13 @@ class AttentionRequest(Request):
     def is_empty(self) -> bool:
         """No query row sees any key, whatever the values: core answers by itself."""
         return 0 in (self.batch, self.q_len, self.heads, self.kv_len)
+
+    def value_of(self, feature: str) -> str:
+        """The arrays or the value that make the call use a feature, for messages."""
+        if feature == "gqa":
+            return f"{self.heads} heads on {self.kv_heads}"
+        name = _ARGUMENTS.get(feature, feature)
+        return str(self.array(name) or super().value_of(name))
 
     def array(self, name: str) -> ArraySpec | None:
         """The spec of one array argument, or None if it was not passed."""
