@@ -19,11 +19,17 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def no_manager_left_behind():
     """Forget the manager that a test made last, so that none sees another's."""
     yield
-    from switchax.partition.context import last_made, tell_jax
+    from switchax.partition.context import last_made
 
-    if last_made.get() is not None:
+    if last_made.peek() is not None:
         last_made.set(None)
-        tell_jax()
+
+
+@pytest.fixture
+def standard_promotion():
+    """Promote dtypes as JAX does by default: sdpa refuses half precision without."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 @pytest.fixture

@@ -481,6 +481,7 @@ def test_what_every_candidate_refuses_is_said_once_on_top(run, register, monkeyp
     assert lines[3].startswith("every candidate refuses softmax_aux=bfloat16[4,2]")
 
 
+@pytest.mark.usefixtures("standard_promotion")
 def test_explain_of_a_named_operation_gives_its_reasons(run):
     flags = ("--q", "1,8,4,64", "--target", "tpu")
     result = run("explain", *flags, "--operation", "cudnn")

@@ -263,6 +263,7 @@ def test_the_request_that_an_operation_sees_has_the_shapes_that_it_gets(register
         assert spec.shape == given[name].shape, name
 
 
+@pytest.mark.usefixtures("standard_promotion")
 def test_explain_answers_for_a_chip_that_is_not_here(register):
     register(
         kernel(

@@ -159,6 +159,7 @@ def test_a_dropout_of_zero_needs_no_key_and_ignores_one():
     np.testing.assert_array_equal(drop(call, dropout_prob=0.0).attention_outputs, plain)
 
 
+@pytest.mark.usefixtures("standard_promotion")
 @pytest.mark.parametrize("name", ["vanilla", "sdpa"])
 def test_runtime_dtype_casts_and_the_output_has_the_dtype_of_query(name):
     call = cases.draw(Case())

@@ -1,6 +1,7 @@
 """Settings: environment, then `configure`, then `use`, each over the one before.
 
-`use` is a JAX user context: a jitted function is traced again when it changes.
+`use` is part of the key of JAX's traces: a jitted function is traced again when it
+changes.
 Environment and `configure` are read when a function is traced, not when it runs.
 """
 
@@ -15,9 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from .errors import SettingsError, near_miss
+from .trace_key import Current
 
 __all__ = ["Settings", "configure", "current_settings", "setting_sources", "use"]
 
@@ -56,7 +56,7 @@ NAMES = tuple(field.name for field in dataclasses.fields(Settings))
 DISCOVERY = frozenset({"plugins", "block", "autoload"})
 Overlay = tuple[tuple[str, Any], ...]
 
-_use_context: Any = jax.make_user_context(())  # type: ignore[no-untyped-call]
+_used: Current[Overlay] = Current("use", "settings", ())
 _configured: dict[str, Any] = {}
 _discovered = False
 
@@ -149,7 +149,7 @@ def current_settings() -> Settings:
     Raises:
         SettingsError: For an unknown `SWITCHAX_*` variable or a value it cannot be.
     """
-    return _merge(_environment(), tuple(_configured.items()), _use_context.value)
+    return _merge(_environment(), tuple(_configured.items()), _used.get())
 
 
 @functools.lru_cache(maxsize=256)
@@ -178,7 +178,7 @@ def setting_sources() -> dict[str, tuple[Any, str]]:
             result[pair[0]] = (error, "environment")
     for source, overlay in (
         ("configure", _configured),
-        ("use", dict(_use_context.value)),
+        ("use", dict(_used.peek())),
     ):
         for name, value in overlay.items():
             result[name] = (value, source)
@@ -221,9 +221,12 @@ def configure(**values: Any) -> None:
 
 @contextlib.contextmanager
 def use(operation: Any = None, /, **values: Any) -> Iterator[Settings]:
-    """Sets settings within a `with` block, in this thread.
+    """Sets settings within a `with` block, in this `contextvars` context.
 
-    Jitted functions are traced again under other settings, also on leaving.
+    Each thread and each asyncio task has its own. Jitted functions are traced again
+    under other settings, also on leaving; in a copied context (`asyncio.to_thread`)
+    tracing raises unless the block was entered in the thread itself, and between
+    `with` and a call of a jitted function nothing may be awaited.
 
     Args:
         operation: Short for `operation=`.
@@ -253,9 +256,12 @@ def use(operation: Any = None, /, **values: Any) -> Iterator[Settings]:
                 "plugins are discovered once: use configure before that"
             )
     parsed = {name: _parse(name, value, "use") for name, value in values.items()}
-    overlay = tuple(sorted({**dict(_use_context.value), **parsed}.items()))
-    with _use_context(overlay):
+    outer = _used.peek()
+    _used.set(tuple(sorted({**dict(outer), **parsed}.items())))
+    try:
         yield current_settings()
+    finally:
+        _used.set(outer)
 
 
 def note_discovery(done: bool) -> None:

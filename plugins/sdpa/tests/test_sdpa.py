@@ -16,6 +16,12 @@ from switchax_sdpa.operation import CudnnAttention, SdpaAttention, cudnn_refusal
 CAUSAL = {"softmax_scale": 0.5, "causal": True, "window": None}
 
 
+@pytest.fixture(autouse=True)
+def standard_promotion():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 def operands(dtype: str = "float32", kv_len: int = 6) -> tuple[jax.Array, ...]:
     keys = jax.random.split(jax.random.key(0), 3)
     shapes = [(1, 6, 2, 8), (1, kv_len, 2, 8), (1, kv_len, 2, 8)]
@@ -233,3 +239,18 @@ def test_products_that_jax_cannot_compile_on_a_cpu_are_refused(axis, one):
         np.testing.assert_array_equal(found, np.ones(sizes["query"]))
     wide = {name: array.astype("float32") for name, array in call.items()}
     assert (switchax.attention(**wide, operation="sdpa") == 1).all()
+
+
+def test_bfloat16_is_refused_where_jax_cannot_lower_its_gradient():
+    q, k, v = operands("bfloat16")
+
+    def loss(q):
+        return jax.nn.dot_product_attention(q, k, v).astype("float32").sum()
+
+    with jax.numpy_dtype_promotion("strict"):
+        with pytest.raises(jax.dtypes.TypePromotionError):  # if not, JAX has changed
+            jax.jit(jax.grad(loss))(q)
+        with pytest.raises(switchax.UnsupportedError, match="promotion='strict'; "):
+            switchax.attention(q, k, v, operation="sdpa")
+        wide = (x.astype("float32") for x in (q, k, v))
+        assert switchax.attention(*wide, operation="sdpa").shape == q.shape

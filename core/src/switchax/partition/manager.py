@@ -63,7 +63,6 @@ class PartitionManager:
             todo = "pass PartitionAxis()"
             raise fail_type("PartitionManager", "a PartitionAxis", got, todo)
         context.last_made.set(self)
-        context.tell_jax()
 
     # Copies, and what JAX does to a tree, do not make a manager: no __post_init__.
     def __copy__(self) -> PartitionManager:
@@ -281,7 +280,6 @@ def get_current_partition_manager() -> PartitionManager | None:
         >>> with manager:
         ...     assert get_current_partition_manager() is manager
     """
-    context.check_told(context.entered)
     stack = context.entered.get()
     return stack[-1] if stack else None
 
@@ -295,7 +293,6 @@ def get_partition_manager() -> PartitionManager | None:
     """
     current = get_current_partition_manager()
     if current is None:
-        context.check_told(context.last_made)
         return context.last_made.get()
     return current
 

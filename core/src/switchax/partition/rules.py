@@ -77,7 +77,6 @@ _registered = Rules({})
 
 def current_rules() -> Rules:
     """Returns the axes known here: those of the scope, else of the process."""
-    context.check_told(context.scope)
     scoped = context.scope.get()
     return _registered if scoped is None else scoped
 
@@ -85,11 +84,10 @@ def current_rules() -> Rules:
 def _replace(axes: Mapping[str, AxisRule]) -> None:
     """Makes these the rules of the innermost scope, or outside of any, of all."""
     global _registered
-    if context.scope.get() is None:
+    if context.scope.peek() is None:
         _registered = Rules(axes)
     else:
         context.scope.set(Rules(axes))
-        context.tell_jax()
 
 
 def register(name: Any, rule: AxisRule, override: bool) -> None:
@@ -146,14 +144,12 @@ def axis_rules(rules: Mapping[str, Any]) -> Iterator[None]:
         got = f"{rules!r} ({type(rules).__name__})"
         raise fail_type(where, "a mapping from name to rule", got, "pass {name: rule}")
     parsed = {_checked_name(where, n): _parsed(where, r) for n, r in rules.items()}
-    outer = context.scope.get()
+    outer = context.scope.peek()
     context.scope.set(Rules({**current_rules().axes, **parsed}))
-    context.tell_jax()
     try:
         yield
     finally:
         context.scope.set(outer)
-        context.tell_jax()
 
 
 def _parsed(where: str, rule: Any) -> AxisRule:

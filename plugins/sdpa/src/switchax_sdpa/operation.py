@@ -73,6 +73,7 @@ class SdpaAttention(BaseOperation):
             yield Refusal("rule", "dtype", "float16", "bfloat16, float32", hint)
         yield from symbolic_refusals(request)
         yield from _one_row_refusals(request, target)
+        yield from _strict_refusals(request)
         if "lse" in request.features and request.dtype != "float32":
             hint = "its lse is rounded to the operands' dtype; cast to float32"
             yield Refusal(
@@ -243,6 +244,20 @@ def _one_row_refusals(request: Request, target: Target) -> Iterable[Refusal]:
         axis = "kv_len" if request.sizes["kv_len"] == 1 else "head_dim"
         hint = "JAX before 0.12 cannot compile it on a CPU: cast to float32"
         yield Refusal("rule", axis, "1", "at least 2 in bfloat16", hint)
+
+
+def _strict_refusals(request: Request) -> Iterable[Refusal]:
+    """Refuses what JAX does not lower under strict promotion of dtypes.
+
+    Measured with 0.10.2 and 0.12.0.1: the gradient of `jax.nn.dot_product_attention`
+    in bfloat16 holds products of float32 and bfloat16, and lowering those raises
+    TypePromotionError. A request does not say whether it will be differentiated.
+    """
+    promotion = jax.config.jax_numpy_dtype_promotion
+    if promotion == "strict" and request.dtype in ("bfloat16", "float16"):
+        hint = "JAX cannot lower its gradient: set it to 'standard', or cast to float32"
+        rule, actual = "jax_numpy_dtype_promotion", "'strict'"
+        yield Refusal("rule", rule, actual, f"'standard' for {request.dtype}", hint)
 
 
 def _symbolic(request: Request, axis: str) -> Refusal:
