@@ -308,6 +308,7 @@ def test_doctor_says_where_settings_come_from(run, monkeypatch):
         "source": "default",
     }
     assert "'vanila' (did you mean 'vanilla'?)" in findings["notes"][0]
+    assert run("doctor").stdout.endswith("all well, but see the notes (1)\n")
 
 
 def test_doctor_shows_that_jax_cannot_start(run, monkeypatch):

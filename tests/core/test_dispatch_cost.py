@@ -1,14 +1,23 @@
 """What dispatch costs: nothing at run time, one trace, adaptations that it lists."""
 
+import dataclasses
 import functools
 import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import switchax
-from switchax import ATTENTION, Cost, UnsupportedError
+from switchax import (
+    ATTENTION,
+    BaseOperation,
+    Capabilities,
+    Cost,
+    OperationMetadata,
+    UnsupportedError,
+)
 from switchax.kinds.attention import position_mask
 from switchax_vanilla.kernel import attend
 
@@ -305,3 +314,73 @@ def test_an_instance_changed_after_its_call_spoils_no_other():
         assert (second(x, x, x).attention_outputs == 3.0).all()
         assert (first(x, x, x).attention_outputs == 3.0).all()
         assert (Scaled()(x, x, x).attention_outputs == 1.0).all()
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    number: float = 1
+    hidden: float = dataclasses.field(default=1, compare=False)
+
+
+def multiplying(factor):
+    """An operation that multiplies the query by what it reads of itself."""
+
+    class Multiplying(BaseOperation):
+        kind = ATTENTION
+        capabilities = Capabilities()
+        config_class = Numbers
+
+        def __init__(self, metadata=None, own=None):
+            super().__init__(metadata)
+            self.own = own
+
+        @classmethod
+        def get_impl_name(cls):
+            return "multiplying"
+
+        def forward_native(self, query, key, value, *, softmax_scale):
+            return query * jnp.asarray(factor(self), "float32")
+
+    return Multiplying
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (True, 2.0),
+        (1.0, True),
+        (0.0, -0.0),
+        ((1, 2.0), (1, 2)),
+        (Numbers(hidden=1), Numbers(hidden=3)),
+        (np.ones(8, "float32"), np.full(8, 2, "float32")),
+        (np.ones(8, "float32"), np.ones(8, "float32")),
+    ],
+)
+def test_only_what_is_the_same_shares_a_program(first, second):
+    seen = []
+    x = jnp.ones((1, 3, 1, 8))
+    operation = multiplying(lambda self: (seen.append(self.own), 1)[1])
+    for own in (first, second, second):
+        operation(own=own)(x, x, x)
+    assert [id(own) for own in seen] == [id(first), id(second)]
+
+
+def test_a_config_is_the_same_in_type_and_in_every_field():
+    operation = multiplying(lambda self: self.config.number * self.config.hidden)
+    x = jnp.ones((1, 3, 1, 8))
+    for config, expected in ((Numbers(1), 1), (Numbers(True), 1), (Numbers(1, 3), 3)):
+        metadata = OperationMetadata(operation_configs={"multiplying": config})
+        output = operation(metadata)(x, x, x).attention_outputs
+        assert (output == expected).all()
+    assert OperationMetadata(operation_configs={"a": 1}) != OperationMetadata(
+        operation_configs={"a": True}
+    )
+
+
+def test_a_base_config_cannot_be_read_in_a_program_that_others_share():
+    read = multiplying(lambda self: self.metadata.base_config["k"])
+    x = jnp.ones((1, 3, 1, 8))
+    metadata = OperationMetadata(base_config={"k": 2.0})
+    with pytest.raises(TypeError, match="NoneType"):
+        read(metadata)(x, x, x)
+    assert metadata.base_config == {"k": 2.0}

@@ -189,3 +189,28 @@ def test_a_float64_bias_or_sink_stays_finite_beside_float32(name):
             sinks = jnp.full((1,), jnp.finfo(jnp.float64).max)
             found = switchax.attention(x, x, x, softmax_aux=sinks, operation=name)
             assert not found.any()
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint64"])
+@pytest.mark.parametrize("name", ["vanilla", "sdpa"])
+def test_offsets_of_any_integer_dtype_are_positions(name, dtype):
+    with jax.enable_x64(True):
+        x = jnp.ones((1, 2, 1, 4), "float32")
+        offset = jnp.asarray(1, dtype)
+        found = named(name)(x, x, x, causal=True, q_offset=offset)
+        assert (found == named(name)(x, x, x, causal=True, q_offset=1)).all()
+
+
+@pytest.mark.parametrize("number", [1e39, -1e300])
+@pytest.mark.parametrize("name", ["vanilla", "sdpa"])
+def test_a_bias_beyond_float32_has_a_gradient(name, number):
+    with jax.enable_x64(True):
+        x = jnp.ones((1, 3, 1, 4), "float32")
+        value = jnp.arange(3, dtype="float32").reshape(1, 3, 1, 1) * x
+
+        def loss(bias):
+            return named(name)(x, x, value, bias=bias)[0, 1].sum()
+
+        bias = jnp.full((3, 3), number, "float64")
+        found = jax.grad(loss)(bias)
+        np.testing.assert_allclose(found[1], [-4 / 3, 0, 4 / 3], atol=1e-6)

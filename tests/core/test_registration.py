@@ -1,5 +1,9 @@
 """Mistakes in a declaration surface when it is registered."""
 
+import copy
+import dataclasses
+import pickle
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -409,3 +413,38 @@ def test_what_only_another_platforms_method_takes_is_refused(register):
         switchax.attention(X, X, X, causal=True, operation="uneven")
     ((refusal,),) = caught.value.refusals.values()
     assert (refusal.code, refusal.field) == ("feature", "causal")
+
+
+@pytest.mark.parametrize(
+    ("forward", "rule"),
+    [
+        (lambda self, query, key, value: query, "to take 'softmax_scale'"),
+        (lambda self, query, key, value, **rest: query, "to name its arguments"),
+        (
+            lambda self, query, key, value, softmax_scale, bogus=7: query,
+            "to take what features bring",
+        ),
+    ],
+)
+def test_an_operation_that_is_not_registered_is_held_to_the_same(forward, rule):
+    operation = stand_in("unregistered", methods={"forward_native": forward})
+    with pytest.raises(RegistrationError, match=rule):
+        operation()(X, X, X)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))]
+)
+def test_capabilities_can_be_copied_and_pickled(again):
+    copied = again(Capabilities(multiples={"kv_len": 8}, limits={"q_len": 1}))
+    assert (copied.multiples, copied.limits) == ({"kv_len": 8}, {"q_len": 1})
+    assert dataclasses.replace(copied, dtypes={"float16"}).limits == {"q_len": 1}
+
+
+def test_a_type_error_of_the_kernel_stays_its_own(register):
+    def forward(self, query, key, value, *, softmax_scale):
+        raise TypeError("no jvp of a custom_vjp here")
+
+    register(stand_in("typed", methods={"forward_native": forward}))
+    with pytest.raises(TypeError, match=r"^no jvp of"):
+        switchax.attention(X, X, X, operation="typed")

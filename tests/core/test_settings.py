@@ -1,5 +1,6 @@
 """Settings: where they come from, when they count, and what is wrong with them."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -182,6 +183,38 @@ def test_use_is_of_one_thread():
         thread.start()
         thread.join()
     assert seen == [switchax.Settings()]
+
+
+def test_use_is_of_one_task_and_leaves_nothing_behind():
+    async def work(name, start, stop):
+        await asyncio.sleep(start)
+        with switchax.use(name):
+            await asyncio.sleep(stop)
+            return current_settings().operation
+
+    async def both():
+        return await asyncio.gather(work("a", 0, 0.02), work("b", 0.01, 0.03))
+
+    traced = jax.jit(lambda x: (seen.append(current_settings().operation), x)[1])
+    seen = []
+    traced(1)
+    assert asyncio.run(both()) == [("a",), ("b",)]
+    assert current_settings() == switchax.Settings()
+    traced(1)
+    assert set(seen) == {()}
+
+
+def test_use_holds_in_a_copied_context_but_not_for_its_traces():
+    async def elsewhere(function):
+        with switchax.use("here"):
+            return await asyncio.to_thread(function)
+
+    def look():
+        return current_settings().operation
+
+    assert asyncio.run(elsewhere(look)) == ("here",)
+    with pytest.raises(RuntimeError, match=r"^use: expected the settings of this thr"):
+        asyncio.run(elsewhere(jax.jit(lambda: (look(), 1)[1])))
 
 
 def test_configure_is_of_all_threads():

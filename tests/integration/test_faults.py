@@ -91,12 +91,29 @@ plugin = Plugin()
     site.add("extra-dist", {"extra": "extra [fast]"}, extra=operation("extra_op"))
     for name in ("twin_a", "twin_b"):
         site.add(f"{name}-dist", {"twin": name}, **{name: operation(f"{name}_op")})
+    site.add("brk-dist", {"vanilla": "m_brk"}, m_brk="raise ImportError('nope')")
+    add(
+        "calling",
+        operation("calling_op")
+        + "import jax.numpy as jnp, switchax\n"
+        + "switchax.attention(*[jnp.ones((1, 1, 1, 1))] * 3, operation='vanilla')",
+    )
+    add(
+        "configuring",
+        operation("configuring_op")
+        + "import switchax; switchax.configure(operation='vanilla')",
+    )
     add("zz_slow", "import time; time.sleep(0.5)\n" + operation("slow_op"))
 
     script = """
         from concurrent.futures import ThreadPoolExecutor
         from threading import Barrier
 
+        def choice():
+            attend("auto")
+            return switchax.decisions.recorded()[-1].chosen.entry.qualified
+
+        first_call, second_call = choice(), choice()
         barrier = Barrier(3)
 
         def ask(_):
@@ -114,6 +131,8 @@ plugin = Plugin()
             owners=owners(),
             seen=asking.SEEN,
             unknown=error_of(attend, "half"),
+            first_call=first_call,
+            second_call=second_call,
         )
     """
     answers = site.run(script, later)
@@ -132,7 +151,7 @@ def test_broken_plugins_cost_the_others_nothing(broken):
     statuses = {key: record["status"] for key, record in broken["records"].items()}
     assert set(statuses.values()) == {"loaded", "failed"}
     loaded = {"asking", "bare", "borrower", "extra", "helped", "lender", "zz_slow"}
-    loaded |= {"sdpa", "shade", "twice", "twin", "vanilla"}
+    loaded |= {"configuring", "sdpa", "shade", "twice", "twin", "vanilla"}
     assert {
         key.partition(":")[2] for key, status in statuses.items() if status == "loaded"
     } == loaded
@@ -149,6 +168,16 @@ def test_raising_at_import_is_kept_with_its_traceback(broken):
     assert record["reason"] == "ValueError: out of luck"
     assert "raising.py" in record["details"]
     assert "SWITCHAX_BLOCK=raising" in record["fix"]
+    assert "SWITCHAX_BLOCK=brk-dist" in failure(broken, "brk-dist:vanilla")["fix"]
+
+
+def test_a_plugin_that_asks_too_early_is_told_so(broken):
+    reason = failure(broken, "calling-dist:calling")["reason"]
+    assert "plugins after the one that asks while it is imported; ask later" in reason
+
+
+def test_what_a_plugin_configures_holds_from_the_first_call(broken):
+    assert broken["first_call"] == broken["second_call"] == "vanilla:vanilla"
 
 
 def test_raising_halfway_leaves_nothing_registered(broken):

@@ -143,6 +143,10 @@ class Capabilities:
                 "use Cost.FUSED, Cost.CHUNKED or Cost.MATERIALISES"
             )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept = {**vars(self), "multiples": dict(self.multiples)}
+        return _restored, ({**kept, "limits": dict(self.limits)},)
+
     def honours_derivative(self, platform: str, which: str) -> bool:
         """Whether "forward_mode" or "second_order" is declared for a platform."""
         platforms = getattr(self, which)
@@ -199,3 +203,7 @@ class Capabilities:
                     f"Capabilities: expected {field} of {sorted(known)}, got {name!r}"
                     f"{near_miss(str(name), known)}; correct the declaration"
                 )
+
+
+def _restored(fields: dict[str, Any]) -> Capabilities:
+    return Capabilities(**fields)

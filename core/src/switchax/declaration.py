@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import weakref
 from typing import Any
 
 from .capabilities import Capabilities
@@ -16,10 +17,24 @@ from .operation import (
     forward_parameters,
 )
 
-__all__ = ["check_operation"]
+__all__ = ["check_once", "check_operation"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _RESERVED = frozenset({"auto"})
+
+
+_checked: weakref.WeakSet[type[BaseOperation]] = weakref.WeakSet()
+
+
+def check_once(cls: type[BaseOperation]) -> None:
+    """Checks a class that need not be registered, at its first use.
+
+    Raises:
+        RegistrationError: As `check_operation`.
+    """
+    if cls not in _checked:
+        check_operation(cls)
+        _checked.add(cls)
 
 
 def check_operation(cls: type[BaseOperation]) -> tuple[str, ...]:

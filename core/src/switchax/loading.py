@@ -21,7 +21,14 @@ from . import hookspecs, registrations, settings
 from .discovery import FoundPlugin, find_plugins
 from .errors import ContractError, RegistrationError, near_miss
 
-__all__ = ["CONTRACT", "PluginRecord", "call_hooks", "ensure_loaded", "first_result"]
+__all__ = [
+    "CONTRACT",
+    "PluginRecord",
+    "call_hooks",
+    "ensure_loaded",
+    "first_result",
+    "is_loading",
+]
 
 CONTRACT = 1
 _UNSTATED_CONTRACT = 1
@@ -88,6 +95,11 @@ def ensure_loaded(
     return _records
 
 
+def is_loading() -> bool:
+    """Whether plugins are being loaded: a plugin asks while it is imported."""
+    return bool(_state["busy"])
+
+
 def _load_all(found: list[FoundPlugin], wanted: settings.Settings) -> None:
     registrations.note_plugins(found)
     forbidden = {plugin.key: _forbidden(plugin, wanted) for plugin in found}
@@ -103,10 +115,10 @@ def _load_all(found: list[FoundPlugin], wanted: settings.Settings) -> None:
 
 def _forbidden(plugin: FoundPlugin, wanted: settings.Settings) -> PluginRecord | None:
     if plugin.is_called(wanted.block):
-        fix = f"remove {plugin.name} from SWITCHAX_BLOCK or configure(block=...)"
+        fix = f"remove {_own_name(plugin)} from SWITCHAX_BLOCK or configure(block=...)"
         return PluginRecord(plugin, "blocked", "blocked by the setting 'block'", fix)
     if wanted.plugins is not None and not plugin.is_called(wanted.plugins):
-        fix = f"add {plugin.name} to SWITCHAX_PLUGINS or configure(plugins=...)"
+        fix = f"add {_own_name(plugin)} to SWITCHAX_PLUGINS or configure(plugins=...)"
         return PluginRecord(plugin, "not allowed", "not in the setting 'plugins'", fix)
     return None
 
@@ -202,7 +214,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _fix(plugin: FoundPlugin, error: BaseException) -> str:
-    without = f"or leave it out with SWITCHAX_BLOCK={plugin.name}"
+    without = f"or leave it out with SWITCHAX_BLOCK={_own_name(plugin)}"
     missing = str(error.name or "") if isinstance(error, ImportError) else ""
     if isinstance(error, ContractError) or missing.partition(".")[0] == "switchax":
         return f"install matching versions of it and switchax, {without}"
@@ -211,6 +223,13 @@ def _fix(plugin: FoundPlugin, error: BaseException) -> str:
             return f"reinstall {plugin.distribution}, {without}"
         return f"install what provides {missing or 'a module'!r}, {without}"
     return f"upgrade or uninstall {plugin.distribution}, {without}"
+
+
+def _own_name(plugin: FoundPlugin) -> str:
+    """A name by which the settings mean this plugin and no other."""
+    name = frozenset({settings.normalised(plugin.name)})
+    named = [other for other in registrations.plugins() if other.is_called(name)]
+    return plugin.name if named == [plugin] else plugin.distribution
 
 
 def call_hooks(hook: str, **arguments: Any) -> list[Any]:

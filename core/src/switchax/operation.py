@@ -14,6 +14,7 @@ from .kind import OperationKind
 from .metadata import OperationMetadata
 from .metadata.configs import check_configs, config_of
 from .request import Request
+from .sameness import is_same
 from .target import Target, current_target
 
 __all__ = ["BaseOperation", "forward_method", "forward_parameters"]
@@ -41,8 +42,10 @@ class BaseOperation(abc.ABC):
     itself; an instance reads the one in its `metadata.operation_configs` as
     `self.config`, None without one.
 
-    Instances are frozen by convention: two of one class with equal attributes share
-    compiled programs.
+    Instances are frozen by convention: two of one class whose attributes are the same
+    share compiled programs, arrays being the same only if they are one object. So that
+    `metadata` may be one of them, its `base_config` is None within a forward method:
+    read what you need of it in `__init__`.
 
     Args:
         metadata: Dtypes, backend and configurations; the default fits most uses.
@@ -178,7 +181,7 @@ class BaseOperation(abc.ABC):
         return run_operation(self, args, kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self) == vars(other)
+        return type(self) is type(other) and is_same(vars(self), vars(other))
 
     def __hash__(self) -> int:
         return hash((type(self), self.metadata))

@@ -85,6 +85,12 @@ def note_plugins(found: Sequence[FoundPlugin]) -> None:
         _generation[0] += 1
 
 
+def plugins() -> list[FoundPlugin]:
+    """Every plugin that is installed, loaded or not."""
+    with _lock:
+        return list(_plugins)
+
+
 def bar(keys: Iterable[str]) -> None:
     """Hides what these plugins define: blocked, or failed."""
     with _lock:

@@ -15,7 +15,7 @@ from .errors import (
     near_miss,
 )
 from .kind import OperationKind
-from .loading import PluginRecord, ensure_loaded
+from .loading import PluginRecord, ensure_loaded, is_loading
 from .matching import availability
 from .metadata import OperationMetadata
 from .operation import BaseOperation
@@ -350,6 +350,10 @@ def _unknown(name: str, entries: list[Entry], records: dict[str, PluginRecord]) 
 def unloaded_note(records: dict[str, PluginRecord]) -> str:
     """Says which plugins were not loaded and why, or ""."""
     missing = [str(record) for record in records.values() if record.status != "loaded"]
+    if is_loading():
+        missing.append(
+            "plugins after the one that asks while it is imported; ask later"
+        )
     return "".join(f"\n  not loaded: {text}" for text in missing)
 
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .checks import as_metadata, fail_type
+from .declaration import check_once
 from .dispatch import choose, operation_names, planned, refused_text
 from .errors import UnsupportedError
 from .execution import Invocation, run
 from .kind import OperationKind
+from .loading import ensure_loaded
 from .matching import refusals_of
 from .metadata import OperationMetadata
 from .operation import BaseOperation, forward_method
@@ -25,6 +27,7 @@ def run_operation(
     operation: BaseOperation, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     """Runs one operation instance on a call; see `BaseOperation.__call__`."""
+    check_once(type(operation))
     kind, where = operation.kind, operation.names()[0]
     check_keeps_metadata(where, operation)
     call = kind.bind(where, _named(where, kind, args, kwargs), operation.metadata)
@@ -81,6 +84,7 @@ def run_named(
     """
     metadata = as_metadata(where, metadata)
     names = operation_names(where, operation)
+    ensure_loaded()  # a plugin may configure
     settings = current_settings()
     call = kind.bind(where, arguments, metadata)
     placement = placement_of(kind, call.request, metadata, call.arrays)

@@ -36,7 +36,8 @@ class Settings:
         force_native: Every operation runs its `forward_native`.
         cache_dir: Where tuned configurations will live; None is the user's cache
             folder. Nothing is tuned yet, so nothing reads it.
-        lock: A file of decisions that this run must match, or None.
+        lock: A file of decisions that the calls of this run must match, or None. An
+            operation instance that is called decides nothing.
         plugins: Only these plugins are loaded; None is all. Before discovery only.
         block: These plugins are not loaded. Before discovery only.
         autoload: Whether installed plugins are loaded. Before discovery only.

@@ -126,5 +126,6 @@ def _verdict(findings: dict[str, Any]) -> str:
     if findings["devices"]["problem"]:
         counts["devices JAX starts on"] = "none"
     if not any(counts.values()):
-        return "all well"
+        notes = len(findings["notes"])
+        return f"all well, but see the notes ({notes})" if notes else "all well"
     return "not well: " + ", ".join(f"{what} {n}" for what, n in counts.items() if n)

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from switchax.axes import NOT_GIVEN, AxisType
 from switchax.checks import brief, check_keywords, fail_type, fail_value
+from switchax.sameness import is_same
 
 from . import document, fields
 from .fields import CONFIG_NAMES
@@ -418,7 +419,23 @@ class OperationMetadata:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, OperationMetadata) or type(self) is not type(other):
             return NotImplemented
-        return self is other or self._identity() == other._identity()
+        if self is other:
+            return True
+        return self._identity() == other._identity() and is_same(
+            self._loose(), other._loose()
+        )
+
+    def _loose(self) -> tuple[Any, ...]:
+        """What may be equal without being the same, such as True and 1."""
+        return self.operation_configs, self._own_attributes()
+
+    def without_config(self) -> Self:
+        """Returns it without `base_config`, which is part of no trace's key."""
+        if self.base_config is None:
+            return self
+        bare = object.__new__(type(self))
+        vars(bare).update({**vars(self), "base_config": None})
+        return bare
 
     def __hash__(self) -> int:
         return self._identity()[0]

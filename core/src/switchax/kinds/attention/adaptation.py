@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -294,8 +295,19 @@ def _within_logits(array: Any, dtype: str) -> Any:
     if array.dtype != jnp.float64 or dtype == "float64":
         return array
     largest = float(np.finfo(np.float32).max)
-    finite = jnp.isfinite(array)
-    return jnp.where(finite, jnp.clip(array, -largest, largest), array)
+    nearer = jnp.where(jnp.isfinite(array), jnp.clip(array, -largest, largest), array)
+    return _replaced(array, nearer)
+
+
+@jax.custom_jvp
+def _replaced(array: Any, value: Any) -> Any:
+    """Returns value with the derivative of array, of which it is a rounding."""
+    return value
+
+
+@_replaced.defjvp
+def _replaced_jvp(primals: Any, tangents: Any) -> Any:
+    return primals[1], tangents[0]
 
 
 def change_layout(array: Any, source: str, target: str) -> Any:

@@ -393,8 +393,8 @@ def _q_offset(where: str, value: Any, sizes: Sizes, needed: bool) -> Any:
     if not needed:
         return None
     # Beyond every length on either side; sums with positions must not wrap.
-    low = max(-POSITION, np.iinfo(array.dtype).min)
-    high = min(POSITION, np.iinfo(array.dtype).max)
+    info = jnp.iinfo(array.dtype)  # type: ignore[no-untyped-call]  # knows int4 too
+    low, high = max(-POSITION, int(info.min)), min(POSITION, int(info.max))
     return jnp.clip(array, low, high).astype(jnp.int32)
 
 
