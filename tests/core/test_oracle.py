@@ -418,13 +418,14 @@ def test_float64_keeps_its_digits():
 # Gradients against central differences.
 
 
-def differences(arrays, options, d_output, d_lse, step=1e-5):
+def differences(arrays, options, d_output, d_lse, d_weights, step=1e-5):
     named = dict(zip(ARRAYS, arrays, strict=False)) | options
 
     def loss(**changed):
         out = attention_oracle(**{**named, **changed})
         lse = np.where(out.lse == -INF, 0.0, out.lse)
-        return (out.output * d_output).sum() + (lse * d_lse).sum()
+        weights = (out.weights * d_weights).sum()
+        return (out.output * d_output).sum() + (lse * d_lse).sum() + weights
 
     grads = {}
     for name in ARRAYS:
@@ -462,9 +463,11 @@ def test_gradients_equal_central_differences(name):
     arrays, rng = draw(3), np.random.default_rng(5)
     d_output = rng.normal(size=(BATCH, Q_LEN, HEADS, V_DIM))
     d_lse = rng.normal(size=(BATCH, HEADS, Q_LEN))
+    d_weights = rng.normal(size=(BATCH, HEADS, Q_LEN, KV_LEN))
     options = COMBINATIONS[name]
-    got = attention_oracle_vjp(*arrays, d_output=d_output, d_lse=d_lse, **options)
-    want = differences(arrays, options, d_output, d_lse)
+    cotangents = {"d_output": d_output, "d_lse": d_lse, "d_weights": d_weights}
+    got = attention_oracle_vjp(*arrays, **cotangents, **options)
+    want = differences(arrays, options, **cotangents)
     assert got.keys() == want.keys()
     for argument, theirs in want.items():
         assert got[argument].shape == theirs.shape

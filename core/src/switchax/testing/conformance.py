@@ -21,6 +21,7 @@ from switchax.registry import find_entry
 from switchax.target import Target, current_target
 
 from .report import Failure, Report, Result
+from .running import RefusedLate, watched
 from .suite import LEVELS, Case, Finding
 
 __all__ = ["Run", "cases_of", "conform"]
@@ -155,7 +156,7 @@ class Run:
         elsewhere: Target | None = None,
     ) -> None:
         self.cls = cls
-        self.operation = cls()
+        self.operation = watched(cls)()
         self.max_failures = max_failures
         self.elsewhere = elsewhere
         self.results: dict[tuple[str, str], Result] = {}
@@ -199,11 +200,12 @@ class Run:
         if error > result.error:
             changes |= {"error": error, "quantity": finding.quantity}
         self.results[rule, case.dtype] = dataclasses.replace(result, **changes)
-        used = {*case.claims, f"dtype {case.dtype}"}
+        declared = self.cls.capabilities.features
+        used = {*(case.claims & declared), f"dtype {case.dtype}"}
         if kind == "refused":
             for name in used - self._honoured:
                 self._refused.setdefault(name, finding.text)
-        else:
+        elif case.computes:
             self._honoured |= used
         if count == "failed" and rule not in self.failures:
             self.failures[rule] = self._smallest(case, kind, rule, finding)
@@ -217,6 +219,9 @@ class Run:
                 finding = case.run(self.operation)
         except UnsupportedError as error:
             return "refused", Finding(text=str(error).splitlines()[0])
+        except RefusedLate as error:
+            rule = self.cls.kind.suite.declaration
+            return "wrong", Finding(text=str(error), rule=rule, quantity="refusal")
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -253,12 +258,12 @@ class Run:
         """What was declared and refused in every case.
 
         It is a failure of the declaration, but for a dtype that others of its
-        platforms may have.
+        platforms may have; though one dtype must be honoured.
         """
         always = {n: t for n, t in self._refused.items() if n not in self._honoured}
         elsewhere = len(self.cls.capabilities.platforms) > 1
         for name, text in always.items():
-            if name.startswith("dtype ") and elsewhere:
+            if name.startswith("dtype ") and elsewhere and self._honoured:
                 continue
             rule = self.cls.kind.suite.declaration
             failure = Failure(

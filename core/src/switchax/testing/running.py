@@ -9,9 +9,14 @@ from typing import Any
 
 import jax
 
+from switchax.errors import UnsupportedError
 from switchax.operation import BaseOperation, defined_methods
 
-__all__ = ["watched", "wide_types"]
+__all__ = ["RefusedLate", "watched", "wide_types"]
+
+
+class RefusedLate(Exception):
+    """A forward method refused its call, which is too late."""
 
 
 def wide_types(dtype: str) -> contextlib.AbstractContextManager[Any]:
@@ -19,20 +24,22 @@ def wide_types(dtype: str) -> contextlib.AbstractContextManager[Any]:
     return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
 
 
-def watched(cls: type[BaseOperation], started: list[str]) -> type[BaseOperation]:
-    """Returns a subclass that notes in `started` which forward method was."""
+def watched(cls: type[BaseOperation]) -> type[BaseOperation]:
+    """Returns a subclass whose forward methods raise `RefusedLate` for a refusal."""
 
-    def noting(method: str) -> Callable[..., Any]:
+    def watch(method: str) -> Callable[..., Any]:
         original = getattr(cls, method)
 
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            started.append(method)
-            return original(self, *args, **kwargs)
+            try:
+                return original(self, *args, **kwargs)
+            except UnsupportedError as error:
+                text = f"refuses only after {method} has started: {error}"
+                raise RefusedLate(text.splitlines()[0]) from error
 
         signature: Any = inspect.signature(original)
         forward.__signature__ = signature  # type: ignore[attr-defined]
         return forward
 
-    return type(
-        cls.__name__, (cls,), {name: noting(name) for name in defined_methods(cls)}
-    )
+    methods = {name: watch(name) for name in defined_methods(cls)}
+    return type(cls.__name__, (cls,), methods)

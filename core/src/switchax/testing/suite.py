@@ -53,14 +53,16 @@ class Case(abc.ABC):
         rule: The rule that it is about, such as "R5".
         title: One line that tells it from others.
         dtype: Dtype of the operands.
-        claims: The features that the operation declares and the case uses. If every
-            case of one is refused, its declaration is wrong.
+        claims: The features that the case uses. If every case of one that the
+            operation declares is refused, its declaration is wrong.
+        computes: Whether a case that passed shows that what it claims is honoured.
     """
 
     rule: str
     title: str
     dtype: str
     claims: frozenset[str] = frozenset()
+    computes: bool = True
 
     @abc.abstractmethod
     def run(self, operation: BaseOperation) -> Finding:

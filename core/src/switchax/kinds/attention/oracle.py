@@ -494,12 +494,14 @@ def attention_oracle_vjp(
     *,
     d_output: ArrayLike,
     d_lse: ArrayLike | None = None,
+    d_weights: ArrayLike | None = None,
     **arguments: Any,
 ) -> dict[str, Floats]:
-    """Gradients of `sum(d_output * output) + sum(d_lse * lse)`, in float64.
+    """Gradients of the outputs times their cotangents, in float64.
 
+    That is of `sum(d_output * output) + sum(d_lse * lse) + sum(d_weights * weights)`.
     The closed form, summed over visible pairs alone: with `w_ij` the weights after
-    dropout and `c_ij` its factor, `dp_ij = c_ij * do_i.v_j`,
+    dropout and `c_ij` its factor, `dp_ij = c_ij * (do_i.v_j + dw_ij)`,
     `D_i = sum_j p_ij * dp_ij`, `ds_ij = p_ij * (dp_ij - D_i + dlse_i)`,
     `dx_ij = ds_ij * (1 - tanh(x_ij / cap)^2)`, and from there
     `dq_i = scale * sum_j dx_ij k_j`, `dk_j = scale * sum_i dx_ij q_i`,
@@ -513,6 +515,8 @@ def attention_oracle_vjp(
         value: `[batch, kv_len, kv_heads, v_head_dim]`.
         d_output: `[batch, q_len, heads, v_head_dim]` floats, in the caller's layout.
         d_lse: `[batch, heads, q_len]` floats (`[heads, tokens]` in thd); None is 0.
+        d_weights: `[batch, heads, q_len, kv_len]` floats (`[heads, tokens, tokens]` in
+            thd); None is 0.
         **arguments: The keywords of `attention_oracle`, with the same meaning.
 
     Returns:
@@ -539,11 +543,16 @@ def attention_oracle_vjp(
     """
     rules = _Rules(**arguments)
     with np.errstate(all="ignore"):
-        return _backward(_forward(query, key, value, rules), rules, d_output, d_lse)
+        trace = _forward(query, key, value, rules)
+        return _backward(trace, rules, d_output, d_lse, d_weights)
 
 
 def _backward(
-    t: _Trace, rules: _Rules, d_output: ArrayLike, d_lse: ArrayLike | None
+    t: _Trace,
+    rules: _Rules,
+    d_output: ArrayLike,
+    d_lse: ArrayLike | None,
+    d_weights: ArrayLike | None,
 ) -> dict[str, Floats]:
     d_out = _to_bhtd("d_output", d_output, rules.layout)
     _shaped("d_output (as bhtd)", d_out, (*t.lse.shape, t.value.shape[-1]))
@@ -552,7 +561,14 @@ def _backward(
         lse_shape = t.lse.shape[1:] if rules.layout == "thd" else t.lse.shape
         g_lse = _float64(_shaped("d_lse", d_lse, lse_shape)).reshape(t.lse.shape)
 
-    d_probs = t.drop * np.einsum("bhqd,bhkd->bhqk", d_out, t.value)
+    g_weights = np.zeros_like(t.probs)
+    if d_weights is not None:
+        shape = t.probs.shape[1:] if rules.layout == "thd" else t.probs.shape
+        g_weights = _float64(_shaped("d_weights", d_weights, shape))
+        g_weights = g_weights.reshape(t.probs.shape)
+
+    d_probs = np.einsum("bhqd,bhkd->bhqk", d_out, t.value) + g_weights
+    d_probs = t.drop * d_probs
     d_mean = np.where(t.visible, t.probs * d_probs, 0.0).sum(axis=-1)
     d_denominator = g_lse - d_mean
     d_logits = t.probs * (d_probs + d_denominator[..., None])

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 INF, NAN = math.inf, math.nan
+_APART = 1 << 16
 Array = NDArray[Any]
 
 
@@ -42,12 +43,15 @@ class AttentionCall:
         kv_heads: Heads of key and value.
         head_dim: Of query and key.
         v_head_dim: Of value; None is head_dim.
-        dtype: Of query, key, value and bias.
+        dtype: Of query, key, value and, unless `bias_dtype` says otherwise, bias.
         layout: "bthd", "bhtd" or "thd".
-        bias: "" (none), "full", "row" `[heads, q_len, 1]`, "key" `[kv_len]`, or
-            "minus_inf", full with some -inf and some rows of nothing else.
-        mask: "" (none), "full", "key" or "sample" `[batch, 1, q_len, kv_len]`, by
-            which every row sees a key; or "row", by which some rows see none.
+        bias: "" (none), "full", "head" `[1, heads, q_len, kv_len]`, "row" `[heads,
+            q_len, 1]`, "key" `[kv_len]`, or "minus_inf", full with some -inf and some
+            rows of nothing else.
+        bias_dtype: Dtype of bias; "" is that of query.
+        mask: "" (none), "full", "key", "sample" `[batch, 1, q_len, kv_len]` or
+            "padding" `[batch, 1, 1, kv_len]`, by which every row sees a key; or
+            "row", by which some rows see none.
         segments: "" (none), "ids" (every row sees a key), "apart" (the later half of
             the rows sees none) or "negative" (on both sides).
         lengths: "", "q", "kv" or "both": of the samples, the first is two thirds of
@@ -74,6 +78,7 @@ class AttentionCall:
     dtype: str = "float32"
     layout: str = "bthd"
     bias: str = ""
+    bias_dtype: str = ""
     mask: str = ""
     segments: str = ""
     lengths: str = ""
@@ -215,13 +220,15 @@ def _logit_arrays(
         "row": (heads, q_len, 1),
         "key": (kv_len,),
         "sample": (batch, 1, q_len, kv_len),
+        "head": (1, heads, q_len, kv_len),
+        "padding": (batch, 1, 1, kv_len),
     }
     if call.bias:
         bias = rng.normal(size=shapes.get(call.bias, full))
         if call.bias == "minus_inf":
             bias[rng.random(full) < 0.3] = -INF
             bias[:, :, : q_len // 2] = -INF
-        arrays["bias"] = bias.astype(call.dtype)
+        arrays["bias"] = bias.astype(call.bias_dtype or call.dtype)
     if call.mask:
         mask = rng.random(shapes[call.mask]) < 0.7
         if call.mask != "row" and kv_len:
@@ -244,8 +251,11 @@ def _visibility_arrays(
             arrays[name] = (ids[0] if call.layout == "thd" else ids).astype("int32")
     for name, length in (("q", q_len), ("kv", kv_len)):
         if call.lengths in (name, "both"):
-            some = [length - length // 3, 0, length + 3, length][:batch]
-            arrays[f"{name}_lengths"] = np.array(some, "int32")
+            # By seed, so that calls that are mapped over differ in them.
+            odd = call.seed // 2 % 2
+            some = [length - length // 3 - (odd if length > 3 else 0), 0]
+            some = [*(some[::-1] if odd and batch > 1 else some), length + 3, length]
+            arrays[f"{name}_lengths"] = np.resize(some, batch).astype("int32")
     if call.dropout:
         arrays["dropout_key"] = jax.random.key(call.seed)
     return arrays
@@ -262,8 +272,10 @@ def _segment_ids(
     if kv_len:
         bounds = kv_ids.min(axis=1), kv_ids.max(axis=1)
         q_ids = np.clip(q_ids, *(bound[:, None] for bound in bounds))
+    # Ids of many documents: none of them is one of another by its low bits.
+    q_ids, kv_ids = q_ids * _APART, kv_ids * _APART
     if call.segments == "apart":
-        q_ids[:, q_len // 2 :] = 5
+        q_ids[:, q_len // 2 :] = 5 * _APART
     if call.segments == "negative":
         q_ids[:, : 1 + q_len // 3] = -1
         kv_ids[:, : 1 + kv_len // 3] = -1
@@ -291,7 +303,7 @@ def _options(call: AttentionCall) -> dict[str, Any]:
             "negative": -2,
             "last": last,
             "traced": np.array(last + 1, "int32"),
-            "batch": np.array([last, -1, 2, 0][:batch], "int32"),
+            "batch": np.resize([last, -1, 2, 0], batch).astype("int32"),
         }
         options["q_offset"] = offsets[call.offset]
     return options

@@ -11,8 +11,10 @@ from .subject import Subject
 from .transforms import (
     check_forward_mode,
     check_in_turn,
+    check_mapped,
     check_mesh,
     check_second_order,
+    check_sequence_mesh,
     check_transforms,
 )
 from .values import (
@@ -35,8 +37,10 @@ CHECKS: dict[str, Callable[[Subject], Finding]] = {
     "underivable": check_underivable,
     "keywords": check_keywords,
     "transforms": check_transforms,
+    "mapped": check_mapped,
     "in turn": check_in_turn,
     "mesh": check_mesh,
+    "sequence mesh": check_sequence_mesh,
     "forward mode": check_forward_mode,
     "second order": check_second_order,
 }

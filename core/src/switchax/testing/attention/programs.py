@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -45,8 +45,7 @@ class Programs:
         operation: BaseOperation,
         drawn: Drawn,
         names: Iterable[str],
-        d_output: Any,
-        d_lse: Any = None,
+        cotangents: Mapping[str, Any],
         **asked: bool,
     ) -> tuple[AttentionOutput, dict[str, Any]]:
         """Returns outputs and gradients of a call, from one compiled program.
@@ -55,34 +54,28 @@ class Programs:
             operation: The operation.
             drawn: The call.
             names: The arguments to differentiate.
-            d_output: Cotangent of the output.
-            d_lse: Cotangent of lse, where it is asked for; None for zeros.
+            cotangents: By field of `AttentionOutput`; 0 for those that are left out.
             **asked: `return_lse`, `return_weights`.
         """
         names = tuple(names)
 
         def build() -> Callable[..., Any]:
-            def run(floats: Any, rest: Any, d_output: Any, d_lse: Any) -> Any:
+            def run(floats: Any, rest: Any, cotangents: Any) -> Any:
                 def outputs(floats: Any) -> Any:
                     return operation(**floats, **rest, **drawn.options, **asked)
 
                 result, pull = jax.vjp(outputs, floats)
-                cotangent = jax.tree.map(jnp.zeros_like, result)
-                cotangent = cotangent._replace(attention_outputs=d_output)
-                if d_lse is not None:
-                    cotangent = cotangent._replace(lse=d_lse)
-                return result, pull(cotangent)[0]
+                zeros = jax.tree.map(jnp.zeros_like, result)
+                return result, pull(zeros._replace(**cotangents))[0]
 
             return jax.jit(run)
 
-        asked_for = {**asked, "d_lse": d_lse is not None}
-        program = self._program(
-            "gradients", operation, drawn, (asked_for, names), build
-        )
+        of = (asked, names, sorted(cotangents))
+        program = self._program("gradients", operation, drawn, of, build)
         arrays = traced(drawn)
         floats = {name: arrays.pop(name) for name in names}
-        d_lse = None if d_lse is None else jnp.asarray(d_lse)
-        result, gradients = program(floats, arrays, jnp.asarray(d_output), d_lse)
+        given = {field: jnp.asarray(array) for field, array in cotangents.items()}
+        result, gradients = program(floats, arrays, given)
         return on_host(result), gradients
 
     def _program(

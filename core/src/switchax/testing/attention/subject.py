@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from switchax.testing.tolerance import allowed, distance
 from .calls import AttentionCall, Drawn, draw, largest_logit
 from .programs import Programs
 
-__all__ = ["Subject", "asking", "cotangents", "outputs"]
+__all__ = ["Subject", "asking", "cotangents", "of_oracle", "outputs"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,15 @@ class Subject:
         """Draws the values of the call."""
         return draw(self.call, self.dirty)
 
+    def derived(self, drawn: Drawn) -> list[str]:
+        """The arguments of a call whose derivatives are declared."""
+        return [n for n in drawn.floats if n in self.capabilities.differentiable]
+
+    def refused(self, what: str, error: UnsupportedError, rule: str) -> Finding:
+        """What is wrong where a derivative is declared and refused."""
+        text = f"declares {what} and refuses it: {str(error).splitlines()[0]}"
+        return Finding(text=text, rule=rule, quantity=what)
+
     def measure(
         self, name: str, got: Any, expected: Any, stored: int = 3, rule: str = ""
     ) -> Finding:
@@ -65,14 +75,32 @@ class Subject:
         return Finding(error, f"{name} {text}" if text else "", rule, name)
 
 
-def cotangents(call: AttentionCall, drawn: Drawn) -> tuple[Any, Any]:
-    """Draws cotangents of output and lse; 0 for the lse of rows that see nothing."""
-    rng = np.random.default_rng(call.seed + 1)
+def cotangents(
+    call: AttentionCall, drawn: Drawn, fields: Iterable[str] = ("attention_outputs",)
+) -> dict[str, Any]:
+    """Draws cotangents of outputs by field; 0 for the lse of rows that see nothing."""
     expected = drawn.without("dropout_prob", "softmax_aux").oracle()
-    d_output = rng.normal(size=expected.output.shape).astype(call.dtype)
+    shapes = {
+        "attention_outputs": expected.output.shape,
+        "lse": expected.lse.shape,
+        "attention_weights": expected.weights.shape,
+    }
     precise = "float64" if call.dtype == "float64" else "float32"
-    d_lse = rng.normal(size=expected.lse.shape).astype(precise)
-    return d_output, np.where(np.isneginf(expected.lse), d_lse * 0, d_lse)
+    rng, found = np.random.default_rng(call.seed + 1), {}
+    for field, shape in shapes.items():
+        dtype = call.dtype if field == "attention_outputs" else precise
+        array = rng.normal(size=shape).astype(dtype)
+        if field in fields:
+            found[field] = array
+    if "lse" in found:
+        found["lse"] = np.where(np.isneginf(expected.lse), 0, found["lse"])
+    return found
+
+
+def of_oracle(cotangents: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns cotangents as `attention_oracle_vjp` calls them."""
+    names = {"attention_outputs": "d_output", "attention_weights": "d_weights"}
+    return {names.get(field, f"d_{field}"): a for field, a in cotangents.items()}
 
 
 def asking(subject: Subject, drawn: Drawn) -> AttentionOutput:

@@ -20,6 +20,8 @@ from switchax.testing.suite import Case, Finding, Suite
 
 from .calls import AttentionCall, draw
 from .checks import CHECKS
+from .combined import rule_of, together
+from .fitting import Fitting
 from .programs import Programs
 from .strategies import drawn_calls
 from .subject import Subject
@@ -39,6 +41,7 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
     {"offset": "zero"},
     {"scale": None},
     {"factor": 1.0},
+    {"bias_dtype": ""},
     {"layout": "bthd"},
     {"dtype": "float32"},
     {"v_head_dim": None},
@@ -50,6 +53,8 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
     {"kv_len": 3},
     {"head_dim": 8},
 )
+
+_COMPUTING = frozenset({"value", "dropout"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +94,13 @@ class AttentionCase(Case):
 
     @property
     def claims(self) -> frozenset[str]:  # type: ignore[override]
-        """The call's features, where they are declared."""
+        """The call's features, where it must honour them."""
         return frozenset() if self.check == "refused" else self.call.features
+
+    @property
+    def computes(self) -> bool:  # type: ignore[override]
+        """Whether a kernel runs, and its result counts."""
+        return self.check in _COMPUTING and 0 not in self.call.lengths_of_axes
 
     def run(self, operation: BaseOperation) -> Finding:
         """Runs the check."""
@@ -104,7 +114,9 @@ class AttentionCase(Case):
 
         What needs values is passed over.
         """
-        if self.check not in ("value", "refused") or 0 in self.call.lengths_of_axes:
+        if self.check not in ("value", "dropout", "refused") or (
+            0 in self.call.lengths_of_axes
+        ):
             return Finding()
         drawn = draw(self.call, dirty=False)
         asked = {"return_lse": True} if self.feature == "lse" else {}
@@ -124,7 +136,7 @@ class AttentionCase(Case):
 
     def simpler(self) -> Iterator[Case]:
         """Yields calls with one thing less."""
-        if self.check not in ("value", "lse", "effect"):
+        if self.check not in ("value", "lse", "effect", "mapped"):
             return
         for change in _SIMPLER:
             call = dataclasses.replace(self.call, **change)
@@ -133,26 +145,19 @@ class AttentionCase(Case):
 
     def snippet(self, name: str) -> str:
         """Returns Python that shows both results."""
-        dirty = "" if self.dirty else ", dirty=False"
-        given = f'**call.arrays, **call.options, operation="{name}"'
-        asking = f"switchax.attention({given})"
-        lines = [
-            "import switchax",
-            "from switchax.testing.attention import AttentionCall, draw",
-            "",
-            f"call = draw(AttentionCall({_arguments(self.call)}){dirty})",
-        ]
-        if self.check == "value":
-            lines += [
-                f"found = {asking}",
-                "print(abs(found - call.oracle().output).max())",
+        given = [repr(self.rule), f"AttentionCall({_arguments(self.call)})"]
+        given += [repr(self.check)] if self.check != "value" else []
+        given += ["dirty=True"] if self.dirty else []
+        given += [f"feature={self.feature!r}"] if self.feature else []
+        return "\n".join(
+            [
+                "from switchax import OperationRegistry",
+                "from switchax.testing.attention import AttentionCall, AttentionCase",
+                "",
+                f"case = AttentionCase({', '.join(given)})",
+                f"print(case.run(OperationRegistry.create({name!r})))",
             ]
-        else:
-            lines += [
-                f"# the check {self.check!r} of switchax.testing.attention.checks",
-                asking,
-            ]
-        return "\n".join(lines)
+        )
 
 
 def _gradient_to(names: list[str]) -> Callable[..., Any]:
@@ -209,10 +214,16 @@ class AttentionSuite(Suite):
     ) -> Iterator[AttentionCase]:
         """Yields the simplest first: see `Suite.cases`."""
         programs, capabilities = Programs(), operation.capabilities
+        fitting, known = Fitting(operation, platform), set()
         for case in _cases(capabilities, level, seed):
             call = dataclasses.replace(case.call, seed=case.call.seed + 2 * seed)
+            if case.check != "refused":
+                if not _is_declared(case, capabilities):
+                    continue
+                call = fitting.fitted(call)
             case = dataclasses.replace(case, call=call, programs=programs)
-            if case.check == "refused" or _is_declared(case, capabilities):
+            if case not in known:
+                known.add(case)
                 yield case
 
     def not_tested(
@@ -223,8 +234,8 @@ class AttentionSuite(Suite):
             f"platform {name}": f"this is {platform}"
             for name in sorted(operation.capabilities.platforms - {platform})
         }
-        if jax.device_count() == 1:
-            found["meshes"] = "there is one device"
+        if jax.device_count() < 4:
+            found["meshes"] = f"they need 4 devices, here are {jax.device_count()}"
         return found
 
 
@@ -267,11 +278,14 @@ def _cases(
     for dtype in dtypes:
         long = {"q_len": 4, "kv_len": 4096, "heads": 1, "kv_heads": 1, "batch": 1}
         yield case("R8", "accumulation", dtype=dtype, alike=True, **long)
+        tall = {**long, "q_len": 4096, "kv_len": 4}
+        yield case("R8", "accumulation", dtype=dtype, **tall)
         yield case("R8", dtype=dtype, factor=5.0, q_len=33, kv_len=33)
     yield from (case(rule, **call) for rule, call in _logits(full))
     if "dropout" in capabilities.features:
         square = {"q_len": 32, "kv_len": 32, "head_dim": 32}
         yield case("R10", "dropout", dropout=0.25, **square)
+        yield case("R10", "dropout", dropout=0.6, **square)
     hidden = _visibilities(full)
     yield from (case(rule, **call) for rule, call in hidden)
     for dtype in dtypes[1:]:
@@ -284,15 +298,30 @@ def _cases(
     yield from _effects(case)
     yield case("R13", "in turn", causal=True)
     yield case("R13", "in turn", mask="full")
+    yield case("R13", "transforms")
     yield case("R13", "transforms", causal=True)
-    yield case("R13", "transforms", lengths="kv")
-    yield case("R13", "mesh", causal=True, batch=4)
+    for call in (
+        {"lengths": "kv"},
+        {"mask": "sample"},
+        {"segments": "ids", "q_len": 9, "kv_len": 9},
+        {"bias": "full"},
+        {"causal": True, "offset": "batch", "kv_len": 9},
+        {"sinks": 0},
+    ):
+        yield case("R13", "mapped", **call)
+    yield case("R13", "second order", causal=True)
+    if jax.device_count() >= 4:
+        for call in ({}, {"causal": True}, {"bias": "full", "kv_heads": 2}):
+            yield case("R13", "mesh", batch=4, **call)
+        even = {"q_len": 8, "kv_len": 8, "batch": 4}
+        yield case("R13", "sequence mesh", **even)
+        yield case("R13", "sequence mesh", causal=True, **even)
+    combined = [*together(capabilities, dtypes, full)]
     if full:
-        for number, call in enumerate(pairs(dtypes)):
-            yield case("R3", seed=number, **call)
-            yield case("R7", seed=number, dirty=True, **call)
-        for made in drawn_calls(capabilities, seed):
-            yield AttentionCase("R3", made)
+        combined += drawn_calls(capabilities, seed)
+    for made in combined:
+        yield AttentionCase(rule_of(made), made)
+        if full:
             yield AttentionCase("R7", made, dirty=True)
 
 
@@ -441,65 +470,3 @@ def _undeclared(capabilities: Capabilities, case: Any) -> Iterator[AttentionCase
     for dtype in sorted(DTYPES - capabilities.dtypes):
         made = case("R12", "refused", dtype=dtype)
         yield dataclasses.replace(made, feature=f"dtype {dtype}")
-
-
-FACTORS: dict[str, list[dict[str, Any]]] = {
-    "shape": [
-        {},
-        {"q_len": 1, "kv_len": 65},
-        {"q_len": 64, "kv_len": 63, "kv_heads": 1},
-        {"q_len": 33, "kv_len": 129, "heads": 1, "kv_heads": 1},
-        {"q_len": 17, "kv_len": 200, "kv_heads": 2, "batch": 1},
-    ],
-    "layout": [{}, {"layout": "bhtd"}],
-    "position": [
-        {},
-        {"causal": True},
-        {"causal": True, "offset": "last"},
-        {"window": (3, 1), "offset": "traced"},
-        {"causal": True, "window": (20, None), "offset": "batch"},
-    ],
-    "mask": [{}, {"mask": "full"}, {"mask": "key"}, {"segments": "negative"}],
-    "lengths": [{}, {"lengths": "kv"}, {"lengths": "both"}],
-    "logits": [
-        {},
-        {"bias": "full"},
-        {"bias": "row", "soft_cap": 2.0},
-        {"scale": 0.9, "factor": 2.0},
-    ],
-    "sinks": [{}, {"sinks": 0}, {"sinks": 3}],
-}
-
-
-def pairs(dtypes: list[str]) -> Iterator[dict[str, Any]]:
-    """Yields calls in which every pair of values of two factors occurs."""
-    factors = {**FACTORS, "dtype": [{"dtype": d} for d in dtypes]}
-    yield from covering(factors)
-
-
-def covering(factors: Mapping[str, list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """Yields rows, greedily, until every pair of values of two factors occurred."""
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    names = list(factors)
-    wanted = {
-        ((a, i), (b, j))
-        for a, b in itertools.combinations(names, 2)
-        for i in range(len(factors[a]))
-        for j in range(len(factors[b]))
-    }
-    while wanted:
-        first = min(wanted)
-        best: dict[str, int] = {}
-        new: set[Any] = set()
-        for _ in range(60):
-            row = {n: int(rng.integers(len(factors[n]))) for n in names} | dict(first)
-            found = wanted & set(itertools.combinations(row.items(), 2))
-            if len(found) > len(new):
-                best, new = row, found
-        wanted -= new
-        merged: dict[str, Any] = {}
-        for name, index in best.items():
-            merged |= factors[name][index]
-        yield merged

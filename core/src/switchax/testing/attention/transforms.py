@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -13,82 +14,108 @@ from switchax.errors import UnsupportedError
 from switchax.target import current_target
 from switchax.testing.suite import Finding, worst
 
-from .calls import draw
+from .calls import Drawn, draw
 from .programs import traced
-from .subject import Subject, asking, cotangents
+from .subject import Subject, asking, cotangents, of_oracle
 
 __all__ = [
     "check_forward_mode",
     "check_in_turn",
+    "check_mapped",
     "check_mesh",
     "check_second_order",
+    "check_sequence_mesh",
     "check_transforms",
 ]
+
+Arrays = dict[str, Any]
 
 
 def check_transforms(subject: Subject) -> Finding:
     """vmap, vmap of grad, remat, scan and no jit mean one call for each (R13)."""
-    call, operation = subject.call, subject.operation
-    drawn = [draw(dataclasses.replace(call, seed=s), dirty=False) for s in (0, 2)]
-    names = [n for n in drawn[0].floats if n in subject.capabilities.differentiable]
-    options = drawn[0].options
-    both = {n: np.stack([d.arrays[n] for d in drawn]) for n in drawn[0].arrays}
-    d_output, _ = cotangents(call, drawn[0])
+    call = subject.call
+    drawn = _two(subject)
+    names = subject.derived(drawn[0])
+    given = cotangents(call, drawn[0])
+    (d_output,) = given.values()
     expected = [d.oracle().output for d in drawn]
+    first, both = traced(drawn[0]), _stacked(drawn)
 
-    def output(arrays: Any) -> Any:
-        return operation(**arrays, **options).attention_outputs
+    def output(arrays: Arrays) -> Any:
+        return _output(subject, drawn[0], arrays)
 
-    def gradient(arrays: Any) -> Any:
+    def gradient(arrays: Arrays) -> Any:
         floats = {n: arrays[n] for n in names}
         _, pull = jax.vjp(lambda f: output({**arrays, **f}), floats)
         return pull(jnp.asarray(d_output))[0]
 
-    stacked = {n: jnp.asarray(a) for n, a in both.items()}
-    first = traced(drawn[0])
+    scanned = jax.jit(lambda a: jax.lax.scan(lambda c, x: (c, output(x)), 0, a)[1])
     findings = [
         subject.measure("output outside of jit", output(first), expected[0]),
-        subject.measure(
-            "output under vmap", jax.jit(jax.vmap(output))(stacked), np.stack(expected)
-        ),
-        subject.measure(
-            "output under scan",
-            jax.jit(lambda a: jax.lax.scan(lambda c, x: (c, output(x)), 0, a)[1])(
-                stacked
-            ),
-            np.stack(expected),
-        ),
+        subject.measure("output under scan", scanned(both), np.stack(expected)),
+        _mapped(subject, drawn, drawn[0].arrays),
+        _mapped(subject, drawn, ["query"]),
+        _mapped(subject, drawn, ["key", "value"]),
     ]
-    one = {**first, "query": stacked["query"]}
-    axes = {n: 0 if n == "query" else None for n in first}
-    mixed = [
-        dataclasses.replace(
-            drawn[0], arrays={**drawn[0].arrays, "query": d.arrays["query"]}
-        )
-        for d in drawn
-    ]
-    found = jax.jit(jax.vmap(output, in_axes=(axes,)))(one)
-    wanted = np.stack([m.oracle().output for m in mixed])
-    findings.append(subject.measure("output under vmap of query", found, wanted))
-    if names:
-        vjps = [d.oracle_vjp(d_output=d_output) for d in drawn]
-        mapped = jax.jit(jax.vmap(gradient))(stacked)
-        remat = jax.jit(
-            jax.grad(
-                lambda f: (
-                    jax.checkpoint(lambda f: output({**first, **f}))(f) * d_output
-                ).sum()
-            )
-        )({n: first[n] for n in names})
+    if names and not worst(findings).is_wrong:
+        vjps = [d.oracle_vjp(**of_oracle(given)) for d in drawn]
+        try:
+            mapped = jax.jit(jax.vmap(gradient))(both)
+            remat = jax.jit(
+                jax.grad(
+                    lambda f: (
+                        jax.checkpoint(lambda f: output({**first, **f}))(f) * d_output
+                    ).sum()
+                )
+            )({n: first[n] for n in names})
+        except UnsupportedError as error:
+            return subject.refused("derivatives under vmap and remat", error, "R13")
         for name in names:
-            both_wanted = np.stack([v[name] for v in vjps])
-            findings.append(
-                subject.measure(f"d_{name} under vmap", mapped[name], both_wanted)
-            )
-            findings.append(
-                subject.measure(f"d_{name} under remat", remat[name], vjps[0][name])
-            )
+            wanted = np.stack([v[name] for v in vjps])
+            findings += [
+                subject.measure(f"d_{name} under vmap", mapped[name], wanted),
+                subject.measure(f"d_{name} under remat", remat[name], vjps[0][name]),
+            ]
     return worst(findings)
+
+
+def check_mapped(subject: Subject) -> Finding:
+    """Vmap over everything, and over all but query, key and value (R13)."""
+    drawn = _two(subject)
+    others = drawn[0].arrays.keys() - {"query", "key", "value"}
+    findings = [_mapped(subject, drawn, drawn[0].arrays)]
+    return worst([*findings, _mapped(subject, drawn, others)] if others else findings)
+
+
+def _two(subject: Subject) -> list[Drawn]:
+    """Two calls that differ in their arrays only."""
+    call = subject.call
+    seeds = (call.seed, call.seed + 2)
+    return [draw(dataclasses.replace(call, seed=s), dirty=False) for s in seeds]
+
+
+def _stacked(drawn: list[Drawn]) -> Arrays:
+    names = drawn[0].arrays
+    return {n: jnp.stack([jnp.asarray(d.arrays[n]) for d in drawn]) for n in names}
+
+
+def _output(subject: Subject, drawn: Drawn, arrays: Arrays) -> Any:
+    return subject.operation(**arrays, **drawn.options).attention_outputs
+
+
+def _mapped(subject: Subject, drawn: list[Drawn], names: Iterable[str]) -> Finding:
+    """Vmap over some arguments, the others being those of the first call."""
+    first, axes = drawn[0], {n: 0 if n in names else None for n in drawn[0].arrays}
+    both = {**traced(first), **{n: _stacked(drawn)[n] for n in names}}
+    mixed = [
+        dataclasses.replace(first, arrays={**first.arrays, **kept})
+        for kept in ({n: d.arrays[n] for n in names} for d in drawn)
+    ]
+    mapped = jax.vmap(lambda a: _output(subject, first, a), in_axes=(axes,))
+    wanted = np.stack([m.oracle().output for m in mixed])
+    whole = set(names) == set(first.arrays)
+    what = "output under vmap" + ("" if whole else f" of {', '.join(sorted(names))}")
+    return subject.measure(what, jax.jit(mapped)(both), wanted)
 
 
 def check_in_turn(subject: Subject) -> Finding:
@@ -98,16 +125,22 @@ def check_in_turn(subject: Subject) -> Finding:
     is wrong by itself: then the finding is one of logits (R2).
     """
     call = subject.call
-    longer = {"q_len": call.q_len + 2, "kv_len": call.kv_len + 3}
+    longer = {"q_len": 2 * call.q_len, "kv_len": 2 * call.kv_len}
     changes: list[dict[str, Any]] = [{}, {"seed": call.seed + 4}, longer, {}]
     if call.scale is not None:
         changes.insert(1, {"scale": None})
-    findings, before = [], call
+    findings: list[Finding] = []
+    before = call
     for change in changes:
         other = dataclasses.replace(call, **change)
         one = dataclasses.replace(subject, call=other)
         drawn = draw(other, dirty=False)
-        found = asking(one, drawn).attention_outputs
+        try:
+            found = asking(one, drawn).attention_outputs
+        except UnsupportedError:
+            if not findings:
+                raise
+            continue  # it takes calls of this form in some sizes only
         what = ", ".join(f"{n}={v!r}" for n, v in change.items()) or "its first value"
         what = f"output after a call with another {what}"
         finding = one.measure(what, found, drawn.oracle().output)
@@ -122,19 +155,30 @@ def check_in_turn(subject: Subject) -> Finding:
 
 def check_mesh(subject: Subject) -> Finding:
     """Split by batch and heads, values and gradients are those of one device."""
+    return _on_a_mesh(subject, "dp", "tp")
+
+
+def check_sequence_mesh(subject: Subject) -> Finding:
+    """Split by batch and length likewise, or refused."""
+    try:
+        return _on_a_mesh(subject, "fsdp", "sp")
+    except UnsupportedError:
+        return Finding()
+
+
+def _on_a_mesh(subject: Subject, *axes: str) -> Finding:
     call, drawn = subject.call, subject.draw()
-    by_batch = min(2, jax.device_count())
-    by_heads = min(2, jax.device_count() // by_batch)
+    one = min(2, jax.device_count())
+    sizes = (one, min(2, jax.device_count() // one))
     kinds = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.make_mesh((by_batch, by_heads), ("dp", "tp"), kinds)
-    names = [n for n in drawn.floats if n in subject.capabilities.differentiable]
-    d_output, _ = cotangents(call, drawn)
+    mesh = jax.make_mesh(sizes, axes, kinds)
+    names, given = subject.derived(drawn), cotangents(call, drawn)
+    (d_output,) = given.values()
     arrays = traced(drawn)
 
     def run(floats: Any) -> Any:
         def output(floats: Any) -> Any:
-            given = {**arrays, **floats}
-            return subject.operation(**given, **drawn.options).attention_outputs
+            return _output(subject, drawn, {**arrays, **floats})
 
         result, pull = jax.vjp(output, floats)
         return result, pull(jnp.asarray(d_output))[0] if names else {}
@@ -143,7 +187,7 @@ def check_mesh(subject: Subject) -> Finding:
         found, gradients = jax.jit(run)({n: arrays[n] for n in names})
     findings = [subject.measure("output on a mesh", found, drawn.oracle().output)]
     if names:
-        wanted = drawn.oracle_vjp(d_output=d_output)
+        wanted = drawn.oracle_vjp(**of_oracle(given))
         findings += [
             subject.measure(f"d_{n} on a mesh", gradients[n], wanted[n]) for n in names
         ]
@@ -152,37 +196,31 @@ def check_mesh(subject: Subject) -> Finding:
 
 def check_forward_mode(subject: Subject) -> Finding:
     """Forward mode is right where it is declared, else it raises (R13)."""
-    drawn = subject.draw()
-    names = [n for n in drawn.floats if n in subject.capabilities.differentiable]
+    call, drawn = subject.call, subject.draw()
+    names = subject.derived(drawn)
+    asking(subject, drawn)
     if not names:
         return Finding()
-    arrays = traced(drawn)
-    rng = np.random.default_rng(7)
-    tangents = {
-        n: jnp.asarray(rng.normal(size=arrays[n].shape).astype(arrays[n].dtype))
-        for n in names
-    }
+    arrays, tangents = traced(drawn), _directions(drawn, names)
 
     def output(floats: Any) -> Any:
-        given = {**arrays, **floats}
-        return subject.operation(**given, **drawn.options).attention_outputs
+        return _output(subject, drawn, {**arrays, **floats})
 
     floats = {n: arrays[n] for n in names}
-    where = current_target().platform
-    declared = subject.capabilities.honours_derivative(where, "forward_mode")
+    turned = {n: jnp.asarray(t) for n, t in tangents.items()}
+    declared = _declares(subject, "forward_mode")
     try:
-        _, found = jax.jit(lambda f, t: jax.jvp(output, (f,), (t,)))(floats, tangents)
-    except UnsupportedError:
-        if not declared:
-            return Finding()
-        raise
+        _, found = jax.jit(lambda f, t: jax.jvp(output, (f,), (t,)))(floats, turned)
+    except UnsupportedError as error:
+        return subject.refused("forward mode", error, "R13") if declared else Finding()
     if not declared:
         text = "forward mode is not declared, and does not raise"
         return Finding(text=text, quantity="jvp", accepted=True)
-    d_output, _ = cotangents(subject.call, drawn)
-    wanted = drawn.oracle_vjp(d_output=d_output)
+    given = cotangents(call, drawn)
+    (d_output,) = given.values()
+    wanted = drawn.oracle_vjp(**of_oracle(given))
     expected = sum(
-        float((wanted[n] * np.asarray(tangents[n], "float64")).sum()) for n in names
+        float((wanted[n] * tangents[n].astype("float64")).sum()) for n in names
     )
     got = float((np.asarray(found, "float64") * d_output).sum())
     return subject.measure("jvp", np.array([got]), np.array([expected]), stored=12)
@@ -190,45 +228,58 @@ def check_forward_mode(subject: Subject) -> Finding:
 
 def check_second_order(subject: Subject) -> Finding:
     """A derivative of a derivative is right where it is declared, else it raises."""
-    drawn = subject.draw()
-    names = [n for n in ("query",) if n in subject.capabilities.differentiable]
+    call, drawn = subject.call, subject.draw()
+    names = subject.derived(drawn)
+    asking(subject, drawn)
     if not names:
         return Finding()
-    arrays = traced(drawn)
-    d_output, _ = cotangents(subject.call, drawn)
-    rng = np.random.default_rng(7)
-    direction = rng.normal(size=drawn.arrays["query"].shape)
+    arrays, directions = traced(drawn), _directions(drawn, names)
+    given = cotangents(call, drawn)
+    (d_output,) = given.values()
 
-    def gradient(query: Any) -> Any:
-        def output(query: Any) -> Any:
-            given = {**arrays, "query": query}
-            return subject.operation(**given, **drawn.options).attention_outputs
+    def along(floats: Any) -> Any:
+        def output(floats: Any) -> Any:
+            return _output(subject, drawn, {**arrays, **floats})
 
-        return jax.vjp(output, query)[1](jnp.asarray(d_output))[0]
+        gradients = jax.vjp(output, floats)[1](jnp.asarray(d_output))[0]
+        return sum((gradients[n] * jnp.asarray(directions[n])).sum() for n in names)
 
-    def along(query: Any) -> Any:
-        return (gradient(query) * jnp.asarray(direction.astype(query.dtype))).sum()
-
-    declared = subject.capabilities.honours_derivative(
-        current_target().platform, "second_order"
-    )
+    declared = _declares(subject, "second_order")
     try:
-        found = jax.jit(jax.grad(along))(arrays["query"])
-    except UnsupportedError:
-        if not declared:
-            return Finding()
-        raise
+        found = jax.jit(jax.grad(along))({n: arrays[n] for n in names})
+    except UnsupportedError as error:
+        what = "second derivatives"
+        return subject.refused(what, error, "R13") if declared else Finding()
     if not declared:
         text = "second derivatives are not declared, and do not raise"
         return Finding(text=text, quantity="second derivative", accepted=True)
-    # The Hessian is symmetric: its product with the direction, by central differences.
-    step = 1e-4
-    query = drawn.arrays["query"].astype("float64")
-    ends = [
-        dataclasses.replace(
-            drawn, arrays={**drawn.arrays, "query": query + sign * step * direction}
-        ).oracle_vjp(d_output=d_output)["query"]
-        for sign in (1, -1)
-    ]
-    expected = (ends[0] - ends[1]) / (2 * step)
-    return subject.measure("second derivative", found, expected, stored=24)
+    # The Hessian is symmetric: its product with the directions, by central
+    # differences.
+    step, ends = 1e-4, []
+    for sign in (1, -1):
+        moved = {
+            n: drawn.arrays[n].astype("float64") + sign * step * directions[n]
+            for n in names
+        }
+        at = dataclasses.replace(drawn, arrays={**drawn.arrays, **moved})
+        ends.append(at.oracle_vjp(**of_oracle(given)))
+    return worst(
+        subject.measure(
+            f"second derivative by {name}",
+            found[name],
+            (ends[0][name] - ends[1][name]) / (2 * step),
+            stored=24,
+        )
+        for name in names
+    )
+
+
+def _directions(drawn: Drawn, names: list[str]) -> Arrays:
+    rng = np.random.default_rng(7)
+    shapes = {n: (drawn.arrays[n].shape, drawn.arrays[n].dtype) for n in names}
+    return {n: rng.normal(size=s).astype(d) for n, (s, d) in shapes.items()}
+
+
+def _declares(subject: Subject, which: str) -> bool:
+    platform = current_target().platform
+    return subject.capabilities.honours_derivative(platform, which)

@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from switchax.errors import UnsupportedError
 from switchax.kinds.attention import AttentionOutput
 from switchax.testing.suite import Finding, worst
 from switchax.testing.tolerance import allowed
 
 from .calls import Drawn, draw, largest_logit
-from .subject import Subject, asking, cotangents, outputs
+from .subject import Subject, asking, cotangents, of_oracle, outputs
 
 __all__ = [
     "check_accumulation",
@@ -55,20 +56,28 @@ def _blamed_on_lengths(subject: Subject, finding: Finding) -> Finding:
 def _gradients(
     subject: Subject, drawn: Drawn, plain: AttentionOutput, expected: Any
 ) -> list[Finding]:
-    capabilities, call = subject.capabilities, subject.call
-    names = [n for n in drawn.floats if n in capabilities.differentiable]
+    capabilities, names = subject.capabilities, subject.derived(drawn)
     if not names or 0 in drawn.arrays["query"].shape:
         return []
-    kept = "" if subject.rule in ("R6", "R7", "R9") else "R11"
-    d_output, d_lse = cotangents(call, drawn)
-    with_lse = plain.lse is not None and "lse" in capabilities.differentiable
-    asked = {"return_lse": True} if with_lse else {}
-    d_lse = d_lse if with_lse else None
-    found, gradients = subject.programs.gradients(
-        subject.operation, drawn, names, d_output, d_lse, **asked
-    )
-    wanted = drawn.oracle_vjp(d_output=d_output, d_lse=d_lse)
+    fields = {"attention_outputs": "output", "lse": "lse"}
+    fields["attention_weights"] = "weights"
+    derived = [
+        field
+        for field, name in fields.items()
+        if getattr(plain, field) is not None
+        and (name == "output" or name in capabilities.differentiable)
+    ]
+    asked = {f"return_{fields[field]}": True for field in derived[1:]}
+    given = cotangents(subject.call, drawn, derived)
+    try:
+        found, gradients = subject.programs.gradients(
+            subject.operation, drawn, names, given, **asked
+        )
+    except UnsupportedError as error:
+        return [subject.refused(f"derivatives of {', '.join(names)}", error, "R11")]
+    wanted = drawn.oracle_vjp(**of_oracle(given))
     rule = "R11" if subject.rule not in ("R6", "R7") else ""
+    kept = "" if subject.rule in ("R6", "R7", "R9") else "R11"
     findings = [
         subject.measure(
             "output under autodiff", found.attention_outputs, expected.output, rule=rule
@@ -84,11 +93,28 @@ def _gradients(
 
 
 def check_accumulation(subject: Subject) -> Finding:
-    """A long sum of numbers that are alike, to two roundings."""
+    """A long sum of numbers that are alike, to two roundings; going backward too.
+
+    Where there are more rows than keys, the sum is that of the gradient of value.
+    """
     drawn = subject.draw()
-    found = asking(subject, drawn)
-    expected = drawn.oracle().output
-    return subject.measure("output", found.attention_outputs, expected, stored=2)
+    if subject.call.q_len <= subject.call.kv_len:
+        found = asking(subject, drawn)
+        expected = drawn.oracle().output
+        return subject.measure("output", found.attention_outputs, expected, stored=2)
+    asking(subject, drawn)
+    if "value" not in subject.capabilities.differentiable:
+        return Finding()
+    (d_output,) = cotangents(subject.call, drawn).values()
+    given = {"attention_outputs": (1 + d_output / 8).astype(d_output.dtype)}
+    try:
+        _, gradients = subject.programs.gradients(
+            subject.operation, drawn, ["value"], given
+        )
+    except UnsupportedError as error:
+        return subject.refused("derivatives of value", error, "R11")
+    wanted = drawn.oracle_vjp(**of_oracle(given))["value"]
+    return subject.measure("d_value", gradients["value"], wanted, stored=3)
 
 
 def check_lse(subject: Subject) -> Finding:
@@ -112,7 +138,10 @@ def check_effect(subject: Subject) -> Finding:
         limit = allowed(call.dtype, largest_logit(call, drawn))
         if expected < 10 * limit:
             continue
-        plain = asking(subject, other)
+        try:
+            plain = asking(subject, other)
+        except UnsupportedError:
+            continue  # it takes the feature in some calls only
         got = np.abs(
             plain.attention_outputs.astype("float64")
             - found.attention_outputs.astype("float64")
@@ -148,7 +177,6 @@ def check_dropout(subject: Subject) -> Finding:
     eye = np.eye(call.kv_len, call.head_dim, dtype=call.dtype)
     value = np.broadcast_to(eye[None, :, None], drawn.arrays["value"].shape)
     drawn.arrays["value"] = np.ascontiguousarray(value)
-    share = call.dropout
     programs, operation = subject.programs, subject.operation
 
     def weights(seed: int) -> Any:
@@ -156,25 +184,20 @@ def check_dropout(subject: Subject) -> Finding:
         return programs.outputs(operation, drawn).attention_outputs.astype("float64")
 
     first, again, other = weights(0), weights(0), weights(1)
-    if not np.array_equal(first, again):
-        return Finding(text="the same key drops others", quantity="dropout")
-    if np.array_equal(first == 0, other == 0):
-        return Finding(text="another key drops the same", quantity="dropout")
-    kept = first > 0
-    rate, deviation = 1 - kept.mean(), math.sqrt(share * (1 - share) / kept.size)
-    if abs(rate - share) > 6 * deviation:
-        text = f"drops {rate:.3f} of the probabilities, not {share}"
+    text = _dropped_wrongly(first, again, other, call.dropout)
+    if text:
         return Finding(text=text, quantity="dropout")
+    kept = first > 0
     plain = drawn.without("dropout_prob").oracle().output
-    expected = np.where(kept, plain / (1 - share), 0.0)
+    expected = np.where(kept, plain / (1 - call.dropout), 0.0)
     findings = [subject.measure("kept probabilities", first, expected)]
     drawn.arrays["dropout_key"] = jax.random.key(0)
     keep = np.swapaxes(kept, 1, 2)  # [batch, heads, q_len, kv_len]
-    names = [n for n in drawn.floats if n in subject.capabilities.differentiable]
+    names = subject.derived(drawn)
     if names:
-        d_output, _ = cotangents(call, drawn)
-        _, found = programs.gradients(operation, drawn, names, d_output)
-        wanted = drawn.oracle_vjp(d_output=d_output, dropout_keep=keep)
+        given = cotangents(call, drawn)
+        _, found = programs.gradients(operation, drawn, names, given)
+        wanted = drawn.oracle_vjp(**of_oracle(given), dropout_keep=keep)
         findings += [
             subject.measure(f"d_{name}", found[name], wanted[name]) for name in names
         ]
@@ -183,3 +206,20 @@ def check_dropout(subject: Subject) -> Finding:
         expected_lse = drawn.without("dropout_prob").oracle().lse
         findings.append(subject.measure("lse", found_lse, expected_lse, 0))
     return worst(findings)
+
+
+def _dropped_wrongly(first: Any, again: Any, other: Any, share: float) -> str:
+    """Says what is wrong with which probabilities were dropped, or ""."""
+    if not np.array_equal(first, again):
+        return "the same key drops others"
+    if np.array_equal(first == 0, other == 0):
+        return "another key drops the same"
+    kept = first > 0  # [batch, q_len, heads, kv_len]
+    for axis, what in enumerate(("samples", "rows", "heads", "keys")):
+        one, two = (kept.take(index, axis) for index in (0, 1))
+        if np.array_equal(one, two):
+            return f"two {what} drop the same"
+    rate, deviation = 1 - kept.mean(), math.sqrt(share * (1 - share) / kept.size)
+    if abs(rate - share) > 6 * deviation:
+        return f"drops {rate:.3f} of the probabilities, not {share}"
+    return ""

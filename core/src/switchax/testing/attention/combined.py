@@ -1,0 +1,149 @@
+"""Calls that combine what is declared, so that every two of it meet in one."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from switchax.capabilities import Capabilities
+
+from .calls import AttentionCall
+
+__all__ = ["covering", "rule_of", "together"]
+
+Changes = dict[str, Any]
+
+# Of each factor one value is taken in a call; what is not declared is left out.
+_QUICK: dict[str, list[Changes]] = {
+    "heads": [
+        {},
+        {"heads": 8, "kv_heads": 2},
+        {"heads": 1, "kv_heads": 1, "batch": 5},
+    ],
+    "head_dim": [{"head_dim": 64}, {"head_dim": 128}, {"v_head_dim": 24}],
+    "lengths_of_axes": [
+        {"q_len": 17, "kv_len": 33},
+        {"q_len": 1, "kv_len": 150},
+        {"q_len": 150, "kv_len": 150, "batch": 1},
+    ],
+    "layout": [{}, {"layout": "bhtd"}, {"layout": "thd"}],
+    "position": [
+        {},
+        {"causal": True, "offset": "last"},
+        {"window": (6, 3), "offset": "last"},
+    ],
+    "hidden": [{}, {"mask": "full"}, {"mask": "padding"}, {"segments": "ids"}],
+    "lengths": [{}, {"lengths": "kv"}, {"lengths": "both"}],
+    "bias": [{}, {"bias": "full"}, {"bias": "head"}],
+    "logits": [{}, {"soft_cap": 2.0}, {"scale": 0.9}],
+    "sinks": [{}, {"sinks": 0}],
+}
+_FULL: dict[str, list[Changes]] = {
+    "heads": [
+        *_QUICK["heads"],
+        {"heads": 6, "kv_heads": 2},
+        {"heads": 32, "kv_heads": 8, "batch": 1},
+    ],
+    "head_dim": [{}, *_QUICK["head_dim"], {"head_dim": 256}, {"head_dim": 80}],
+    "lengths_of_axes": [
+        {},
+        *_QUICK["lengths_of_axes"],
+        {"q_len": 64, "kv_len": 63},
+        {"q_len": 300, "kv_len": 520, "batch": 1},
+    ],
+    "layout": _QUICK["layout"],
+    "position": [
+        *_QUICK["position"],
+        {"causal": True},
+        {"window": (3, 1), "offset": "traced"},
+        {"causal": True, "window": (20, None), "offset": "batch"},
+    ],
+    "hidden": [
+        *_QUICK["hidden"],
+        {"mask": "key"},
+        {"mask": "sample"},
+        {"segments": "negative"},
+    ],
+    "lengths": [*_QUICK["lengths"], {"lengths": "q"}],
+    "bias": [
+        *_QUICK["bias"],
+        {"bias": "row"},
+        {"bias": "full", "bias_dtype": "float32"},
+    ],
+    "logits": [*_QUICK["logits"], {"soft_cap": 0.7, "scale": 0.3}, {"factor": 2.0}],
+    "sinks": [*_QUICK["sinks"], {"sinks": 3}],
+}
+
+
+def together(
+    capabilities: Capabilities, dtypes: list[str], full: bool
+) -> Iterator[AttentionCall]:
+    """Yields calls in which every two values of two factors occur, where declared.
+
+    Args:
+        capabilities: What the operation declares.
+        dtypes: Those of it, the first being asked most.
+        full: Whether all pairs occur; else those of what is declared, at few values.
+    """
+    factors = {
+        name: _declared(values, capabilities)
+        for name, values in (_FULL if full else _QUICK).items()
+    }
+    factors["dtype"] = [{"dtype": dtype} for dtype in dtypes]
+    for number, row in enumerate(covering(factors)):
+        call = AttentionCall(seed=number, **row)
+        if call.layout == "thd":
+            call = dataclasses.replace(call, batch=1, lengths="")
+        yield call
+
+
+def _declared(values: list[Changes], capabilities: Capabilities) -> list[Changes]:
+    """Those values that use nothing undeclared, gqa and lengths aside."""
+    adapted = {"gqa"}
+    if "segment_ids" in capabilities.features:
+        adapted |= {"q_lengths", "kv_lengths"}
+    known = capabilities.features | adapted
+    return [v for v in values if AttentionCall(**v).features <= known] or [{}]
+
+
+def covering(factors: Mapping[str, list[Changes]]) -> Iterator[Changes]:
+    """Yields rows, greedily, until every pair of values of two factors occurred."""
+    rng = np.random.default_rng(0)
+    names = list(factors)
+    wanted = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(names, 2)
+        for i in range(len(factors[a]))
+        for j in range(len(factors[b]))
+    }
+    while wanted:
+        first = min(wanted)
+        best: dict[str, int] = {}
+        new: set[Any] = set()
+        for _ in range(60):
+            row = {n: int(rng.integers(len(factors[n]))) for n in names} | dict(first)
+            found = wanted & set(itertools.combinations(row.items(), 2))
+            if len(found) > len(new):
+                best, new = row, found
+        wanted -= new
+        merged: Changes = {}
+        for name, index in best.items():
+            merged |= factors[name][index]
+        yield merged
+
+
+def rule_of(call: AttentionCall) -> str:
+    """The rule of what is last among those that a call uses: the rest is simpler."""
+    used = (
+        ("R9", call.sinks is not None),
+        ("R5", call.window is not None),
+        ("R4", call.offset != "zero"),
+        ("R3", bool(call.mask or call.segments or call.lengths or call.causal)),
+        ("R2", bool(call.bias or call.soft_cap or call.scale)),
+        ("R8", call.dtype not in ("float32", "float64")),
+    )
+    return next((rule for rule, is_used in used if is_used), "R1")
