@@ -143,6 +143,7 @@ def test_an_abstract_tpu_mesh_chooses_for_the_tpu(flash):
     assert switchax.decisions.recorded()[-1].target == Target("cpu")
 
 
+@pytest.mark.usefixtures("standard_promotion")
 def test_explain_takes_a_mesh_or_a_target(flash):
     arrays = {"query": X, "key": X, "value": X}
     on_mesh = switchax.explain(**arrays, mesh=tpu_mesh())

@@ -181,7 +181,10 @@ class BaseOperation(abc.ABC):
         return run_operation(self, args, kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and is_same(vars(self), vars(other))
+        if type(self) is not type(other) or not isinstance(other, BaseOperation):
+            return False
+        mine, theirs = ({**vars(x), "metadata": None} for x in (self, other))
+        return is_same(mine, theirs) and self.metadata.is_same_as(other.metadata)
 
     def __hash__(self) -> int:
         return hash((type(self), self.metadata))

@@ -4,6 +4,7 @@ The distribution must be installed, for its kind is found by its entry point.
 """
 
 import dataclasses
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,8 @@ def broken(change, dtype="float32", *features):
     It declares no more than shows the change, so that less is asked of it.
     """
 
+    brought = [n for f in features for n in XlaRotary.kind.features[f].arguments]
+
     class Broken(XlaRotary):
         capabilities = dataclasses.replace(
             XlaRotary.capabilities, dtypes={dtype}, features=features
@@ -45,14 +48,21 @@ def broken(change, dtype="float32", *features):
         def get_impl_name(cls):
             return "broken"
 
-        def forward_native(self, x, positions, *, base, interleaved, rotary_dim, scale):
+        def forward_native(self, **given):
+            x, positions = given.pop("x"), given.pop("positions")
             options = {
-                "base": base,
-                "interleaved": bool(interleaved),
-                "rotary_dim": rotary_dim or x.shape[3],
-                "scale": 1.0 if scale is None else scale,
+                "base": given["base"],
+                "interleaved": given.get("interleaved", False),
+                "rotary_dim": given.get("rotary_dim", x.shape[3]),
+                "scale": given.get("scale", 1.0),
             }
             return change(super().forward_native, x, positions, options)
+
+        # An operation takes what it declares, and no more.
+        forward_native.__signature__ = inspect.Signature(
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for name in ("self", "x", "positions", "base", *brought)
+        )
 
     return Broken
 

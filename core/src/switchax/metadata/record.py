@@ -419,15 +419,14 @@ class OperationMetadata:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, OperationMetadata) or type(self) is not type(other):
             return NotImplemented
-        if self is other:
-            return True
-        return self._identity() == other._identity() and is_same(
-            self._loose(), other._loose()
-        )
+        return self is other or self._identity() == other._identity()
 
-    def _loose(self) -> tuple[Any, ...]:
-        """What may be equal without being the same, such as True and 1."""
-        return self.operation_configs, self._own_attributes()
+    def is_same_as(self, other: OperationMetadata) -> bool:
+        """Whether no compiled program can tell them apart: more than equal."""
+        return self == other and is_same(
+            (self.operation_configs, self._own_attributes()),
+            (other.operation_configs, other._own_attributes()),
+        )
 
     def without_config(self) -> Self:
         """Returns it without `base_config`, which is part of no trace's key."""
