@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from switchax import ATTENTION, AttentionOutput, BaseOperation, Capabilities, Refusal
 from switchax.kinds.attention import seen, visibility
 
-__all__ = ["MUTANTS", "Right"]
+__all__ = ["MEETINGS", "MUTANTS", "Right"]
 
 BLOCK = 64
 ARGUMENTS = ("query", "key", "value", "bias", "softmax_aux")
@@ -224,6 +224,17 @@ def _(primals, tangents):
     return primals[0], twice
 
 
+@jax.custom_batching.custom_vmap
+def first_under_vmap(x):
+    """Returns x; under vmap what is first of it."""
+    return x
+
+
+@first_under_vmap.def_vmap
+def _(axis_size, in_batched, x):
+    return x[0], False
+
+
 @jax.custom_jvp
 def softmax_once(logits):
     """Is softmax; its derivative has the derivative 0."""
@@ -252,6 +263,16 @@ def mutant(rule, kind="wrong"):
 
 
 @mutant("R1")
+class OutputInFloat32(Right):
+    """The output is of the dtype in which it was summed."""
+
+    def attend(self, call):
+        result = super().attend(call)
+        output = result.attention_outputs.astype(jnp.float32)
+        return result._replace(attention_outputs=output)
+
+
+@mutant("R1")
 class InterleavedHeads(Right):
     """Query head h reads kv head h % kv_heads."""
 
@@ -272,6 +293,15 @@ class LastBlockUnmasked(Right):
 
 
 # R2: logits
+
+
+@mutant("R2")
+class SoftCapBuiltIn(Right):
+    """The soft cap is 0.8, whatever was asked for."""
+
+    def cap(self, call, logits):
+        cap = None if call.logits_soft_cap is None else 0.8
+        return super().cap(call.but(logits_soft_cap=cap), logits)
 
 
 @mutant("R2")
@@ -556,6 +586,26 @@ class LogitsInBfloat16(Right):
         return super().add_bias(call, logits, visible)
 
 
+@mutant("R8")
+class SumsBackwardInBfloat16(Right):
+    """The gradient of value is a sum in bfloat16 over blocks of rows."""
+
+    def combine(self, call, weights, v):
+        output = super().combine(call, weights, v)
+        if call.query.dtype != jnp.bfloat16 or call.lengths[0] % BLOCK:
+            return output
+        narrow = v.astype(jnp.bfloat16)
+
+        def rows(block):
+            return jnp.einsum("bhts,bshd->bthd", block, narrow.astype(jnp.float32))
+
+        blocks = jnp.moveaxis(
+            weights.reshape(*weights.shape[:2], -1, 8, weights.shape[3]), 2, 0
+        )
+        outputs = jax.lax.map(rows, blocks)
+        return jnp.moveaxis(outputs, 0, 1).reshape(output.shape)
+
+
 # R9: sinks
 
 
@@ -604,6 +654,28 @@ class DropoutNotRescaled(Right):
         kept = 1 - call.dropout_prob
         dropped = super().drop(call, weights)
         return dropped * kept if call.dropout_prob else dropped
+
+
+@mutant("R10")
+class DropoutSharedByHeads(Right):
+    """All heads drop the same."""
+
+    def drop(self, call, weights):
+        if not call.dropout_prob:
+            return weights
+        kept = 1 - call.dropout_prob
+        shape = (weights.shape[0], 1, *weights.shape[2:])
+        keep = jax.random.bernoulli(call.dropout_key, kept, shape)
+        return jnp.where(keep, weights / kept, 0)
+
+
+@mutant("R10")
+class DropoutShareBuiltIn(Right):
+    """A quarter is dropped, whatever the probability."""
+
+    def drop(self, call, weights):
+        share = 0.25 if call.dropout_prob else 0.0
+        return super().drop(call.but(dropout_prob=share), weights)
 
 
 @mutant("R10")
@@ -744,6 +816,19 @@ class AcceptsUndeclaredBias(Right):
     def __call__(self, *args, bias=None, **given):
         return super().__call__(*args, **given)
 
+    def forward_native(self, **given):
+        return self.attend(Call(bias=None, **given))
+
+    forward_native.__signature__ = inspect.Signature(
+        [
+            parameter
+            for name, parameter in inspect.signature(
+                Right.forward_native
+            ).parameters.items()
+            if name != "bias"
+        ]
+    )
+
 
 @mutant("R12", "refused")
 class RefusesWindow(BaseOperation):
@@ -766,6 +851,16 @@ class RefusesWindow(BaseOperation):
         call |= {"query": query, "key": key, "value": value, "dropout_prob": 0.0}
         call |= {"softmax_scale": softmax_scale, "causal": False}
         return Right().attend(Call(**call)).attention_outputs
+
+
+@mutant("R11")
+class GradientOfWeightsZero(Right):
+    """The cotangent of the weights is dropped."""
+
+    def attend(self, call):
+        result = super().attend(call)
+        weights = jax.lax.stop_gradient(result.attention_weights)
+        return result._replace(attention_weights=weights)
 
 
 # R13: transforms, and what is left behind
@@ -806,3 +901,103 @@ class SecondOrderWrong(Right):
 
     def normalise(self, logits):
         return softmax_once(logits)
+
+
+@mutant("R13")
+class MaskOfFirstUnderVmap(Right):
+    """Under vmap every call gets the mask of the first."""
+
+    def visible(self, call):
+        mask = None if call.mask is None else first_under_vmap(call.mask)
+        return super().visible(call.but(mask=mask))
+
+
+@mutant("R13")
+class WrongOnAMesh(Right):
+    """Where heads are split over devices, each gives twice what it should."""
+
+    capabilities = dataclasses.replace(
+        EVERYTHING, opaque=True, shardable={"batch", "heads"}
+    )
+
+    def combine(self, call, weights, v):
+        output = super().combine(call, weights, v)
+        split = jax.sharding.get_abstract_mesh().shape.get("tp", 1) > 1
+        return 2 * output if split else output
+
+
+# Where two things meet that are right alone: what of a call it takes to see each.
+MEETINGS = {}
+
+
+def meeting(*fields):
+    """Adds a mutant that the smallest failing call must show by these fields alone."""
+
+    def add(cls):
+        MEETINGS[cls] = set(fields)
+        return cls
+
+    return add
+
+
+@meeting("scale", "causal")
+class IgnoresScaleBesideCausal(Right):
+    """softmax_scale is the default where the call is causal."""
+
+    def scale(self, call):
+        default = call.query.shape[3] ** -0.5
+        return default if call.causal else super().scale(call)
+
+
+@meeting("sinks", "window", "offset")
+class IgnoresSinksBesideWindow(Right):
+    """Sinks are lost where there is a window."""
+
+    def attend(self, call):
+        sinks = None if call.window is not None else call.softmax_aux
+        return super().attend(call.but(softmax_aux=sinks))
+
+
+@meeting("segments", "causal", "offset")
+class IgnoresSegmentsBesideCausal(Right):
+    """Packed samples see each other where the call is causal."""
+
+    def visible(self, call):
+        if call.causal:
+            call = call.but(q_segment_ids=None, kv_segment_ids=None)
+        return super().visible(call)
+
+
+@meeting("mask", "kv_heads", "heads")
+class IgnoresMaskOfGroups(Right):
+    """The mask is lost where query heads share key heads."""
+
+    def visible(self, call):
+        groups = call.query.shape[2] != call.key.shape[2]
+        return super().visible(call.but(mask=None) if groups else call)
+
+
+@meeting("lengths", "causal", "offset")
+class IgnoresKvLengthsBesideCausal(Right):
+    """Keys past the sample's length are seen where the call is causal."""
+
+    def visible(self, call):
+        return super().visible(call.but(kv_lengths=None) if call.causal else call)
+
+
+@meeting("batch", "heads", "kv_heads")
+class WrongInTheFifthSample(Right):
+    """Samples after the fourth are those of the first four again."""
+
+    def combine(self, call, weights, v):
+        output = super().combine(call, weights, v)
+        return output[jnp.arange(output.shape[0]) % 4]
+
+
+@meeting("dtype", "soft_cap")
+class CapsInBfloat16(Right):
+    """The soft cap of bfloat16 operands is lost."""
+
+    def cap(self, call, logits):
+        lost = call.query.dtype == jnp.bfloat16
+        return logits if lost else super().cap(call, logits)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 
 import jax
 import pytest
@@ -12,7 +13,7 @@ from switchax.testing import conform
 from switchax.testing.attention import AttentionCase, draw
 from switchax.testing.suite import Finding
 
-from .mutants import MUTANTS, Right, WideLeft
+from .mutants import MEETINGS, MUTANTS, Right, WideLeft
 
 pytestmark = pytest.mark.heavy
 
@@ -152,6 +153,17 @@ def test_each_mutant_is_found_under_its_rule(mutant):
     report = conform(mutant, max_failures=1)
     first = report.failures[0]
     assert (first.rule, first.kind) == MUTANTS[mutant], str(first)
+
+
+@pytest.mark.parametrize("mutant", MEETINGS, ids=lambda cls: cls.__name__)
+@pytest.mark.usefixtures("only_what_differs", "quickly")
+def test_where_two_things_meet_the_smallest_failure_shows_no_third(mutant):
+    (failure,) = conform(mutant, max_failures=1).failures
+    assert failure.kind == "wrong", str(failure)
+    shown = set(re.findall(r"(\w+)=", failure.smallest))
+    sizes = {"batch", "q_len", "kv_len", "head_dim", "heads", "kv_heads", "seed"}
+    assert shown - sizes <= MEETINGS[mutant], str(failure)
+    assert MEETINGS[mutant] - {"offset", "heads"} <= shown, str(failure)
 
 
 @pytest.mark.usefixtures("only_what_differs", "quickly")

@@ -6,12 +6,15 @@ of JAX, which reads its environment when imported.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-__all__ = ["ConformanceItem"]
+__all__ = ["ConformanceItem", "DeclarationItem"]
+
+_EIGHT = "--xla_force_host_platform_device_count=8"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +38,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets a CPU stand for eight, so that meshes are tested, if JAX has not started."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if config.getoption("--switchax-operation") and "device_count" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {_EIGHT}".strip()
+
+
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
@@ -48,12 +58,35 @@ def _items(
 ) -> Iterable[pytest.Item]:
     from switchax.testing.conformance import Run, cases_of
 
-    level = config.getoption("--switchax-level")
-    operation, cases = cases_of(name, level, config.getoption("--switchax-seed"))
+    level, seed = (config.getoption(f"--switchax-{n}") for n in ("level", "seed"))
+    try:
+        operation, cases = cases_of(name, level, seed)
+    except (TypeError, ValueError) as error:
+        raise pytest.UsageError(str(error)) from error
     run = Run(operation)
     for number, case in enumerate(cases):
         title = f"{name}[{case.rule}-{number}-{case.title}]"
         yield ConformanceItem.from_parent(session, name=title, case=case, run=run)
+    title, fresh = f"{name}[declaration]", Run(operation)
+    yield DeclarationItem.from_parent(session, name=title, cases=cases, run=fresh)
+
+
+class DeclarationItem(pytest.Item):
+    """That nothing is declared and always refused, which no single case can tell."""
+
+    def __init__(self, *, cases: Any, run: Any, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.cases, self.run = cases, run
+
+    def runtest(self) -> None:
+        """Runs cases until each declared thing was honoured once."""
+        failures = self.run.check_declaration(self.cases)
+        if failures:
+            pytest.fail("\n".join(map(str, failures)), pytrace=False)
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        """Where it is: in no file."""
+        return self.path, None, self.name
 
 
 class ConformanceItem(pytest.Item):

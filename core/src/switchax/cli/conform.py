@@ -32,7 +32,13 @@ _EIGHT = "--xla_force_host_platform_device_count=8"
     "--quick/--full", default=True, help="Minutes (the default), or half an hour."
 )
 @target_option
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all values.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of all values.",
+)
 @click.option(
     "--report",
     "path",
@@ -59,10 +65,8 @@ def conform(
 
     Example: switchax conform my_flash --quick --report my_flash.json
     """
-    if path is not None and not path.absolute().parent.is_dir():
-        todo = "make the folder first"
-        got = f"--report={path}"
-        raise WrongCall(house_message("switchax conform", "a folder", got, todo), ctx)
+    if path is not None:
+        _check_path(path, ctx)
     with stdout_kept(), _devices():
         conform_operation = _kit()
         level = "quick" if quick else "full"
@@ -74,12 +78,29 @@ def conform(
         except (ValueError, TypeError) as error:
             raise WrongCall(str(error), ctx) from error
     if path is not None:
-        path.write_text(report.to_json())
+        _write(path, report, ctx)
     if as_json:
         show_json(report.to_dict())
     else:
         _show(report)
     ctx.exit(0 if report.passed else 1)
+
+
+def _check_path(path: Path, ctx: click.Context) -> None:
+    """Raises before the run if the report could not be written after it."""
+    if path.absolute().parent.is_dir() and path.name:
+        return
+    todo, got = "make the folder first", f"--report={str(path)!r}"
+    raise WrongCall(house_message("switchax conform", "a file", got, todo), ctx)
+
+
+def _write(path: Path, report: Report, ctx: click.Context) -> None:
+    try:
+        path.write_text(report.to_json(), "utf-8")
+    except OSError as error:
+        got = f"--report={str(path)!r}: {error.strerror}"
+        text = house_message("switchax conform", "a file to write", got, "name another")
+        raise Failure(text) from error
 
 
 def _kit() -> Callable[..., Report]:

@@ -15,8 +15,8 @@ __all__ = ["Failure", "WrongCall", "house_form", "one_line", "plain_warnings"]
 
 
 def one_line(text: object) -> str:
-    """Returns text without line breaks and runs of blanks."""
-    return " ".join(str(text).split())
+    """Returns text without line breaks, runs of blanks and control characters."""
+    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())
 
 
 class Failure(click.ClickException):

@@ -26,7 +26,9 @@ from .output import show_line, stdout_kept
 __all__ = ["new"]
 
 _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?")
-_RESERVED = frozenset({"auto"})
+# After "switchax_" they are packages of core, or would be taken for all of them.
+_RESERVED = frozenset({"auto", "pytest", "switchax", "testing", "newkernel"})
+_LONGEST = 40
 # After these the name is part of an identifier.
 _PLACEHOLDER = re.compile(r"(switchax_|test_)?newkernel|Newkernel")
 
@@ -67,10 +69,13 @@ def _wrong(rule: str, got: str, todo: str) -> WrongCall:
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or name in _RESERVED:
+    if not _NAME.fullmatch(name) or len(name) > _LONGEST:
         rule = "a name of letters, digits, '_' and '-' that begins with a letter, ends "
-        rule += "with a letter or digit and is not 'auto'"
+        rule += f"with a letter or digit and has at most {_LONGEST} of them"
         raise _wrong(rule, f"{name!r}", "for example my_flash")
+    if normalised(name) in _RESERVED:
+        rule = f"a name but {', '.join(sorted(_RESERVED))}"
+        raise _wrong(rule, f"{name!r}", "choose another")
     owner = _owners().get(normalised(name))
     if owner is not None:
         got = f"{name!r}, which {owner} has"
@@ -80,9 +85,10 @@ def _check_name(name: str) -> None:
 def _owners() -> dict[str, str]:
     """Returns who has each name, in the spelling used to compare."""
     with stdout_kept():
-        records = ensure_loaded().values()
+        records = list(ensure_loaded().values())
     distributions = {record.plugin.distribution for record in records}
     owners = {normalised(d).removeprefix("switchax-"): d for d in distributions}
+    owners |= {normalised(r.plugin.name): r.plugin.distribution for r in records}
     for entry in registrations.entries():
         for name in entry.names:
             owners[normalised(name)] = entry.distribution or entry.plugin

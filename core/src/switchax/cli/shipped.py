@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 
+from switchax._version import __version__
 from switchax.registrations import Entry
 
 __all__ = ["shipped_level"]
@@ -14,7 +15,7 @@ def shipped_level(entry: Entry) -> str:
 
     Returns:
         "" without one. A report that failed, was not finished, or is of another
-        version of the plugin says so.
+        operation, or of another version of the plugin or of Switchax, says so.
     """
     from switchax.testing.report import Report
 
@@ -31,9 +32,15 @@ def shipped_level(entry: Entry) -> str:
     level = f"{report.level} on {report.device}"
     if not report.computed:
         level += ", compiled only"
-    if report.operation != entry.name or not report.passed:
+    kind = entry.operation.kind.name
+    if (report.operation, report.kind) != (entry.name, kind) or not report.passed:
         return f"failed {level}"
-    version = report.versions.get(entry.distribution, "")
-    return (
-        level if version == entry.version else f"{level}, of {version or 'no version'}"
-    )
+    for distribution, here in (
+        (entry.distribution, entry.version),
+        ("switchax", __version__),
+    ):
+        version = report.versions.get(distribution, "no version")
+        if version != here:
+            whose = f" of {distribution}" if distribution == "switchax" else ""
+            level += f", of {version}{whose}"
+    return level

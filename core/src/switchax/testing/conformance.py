@@ -15,6 +15,7 @@ import jaxlib.version
 from switchax import registrations
 from switchax._version import __version__
 from switchax.checks import fail_type, fail_value
+from switchax.declaration import check_once
 from switchax.errors import UnsupportedError
 from switchax.operation import BaseOperation
 from switchax.registry import find_entry
@@ -60,7 +61,9 @@ def conform(
 
     Raises:
         TypeError: If operation is neither.
-        ValueError: For an unknown name, level or target, or a kind without a suite.
+        ValueError: For an unknown name, level or target, a negative seed, or a kind
+            without a suite.
+        RegistrationError: If the class contradicts itself; see `register`.
 
     Example:
         >>> report = conform("vanilla")
@@ -69,7 +72,11 @@ def conform(
     if level not in LEVELS:
         got = f"level={level!r}"
         raise fail_value("conform", f"a level of {', '.join(LEVELS)}", got, "pass one")
+    if type(seed) is not int or seed < 0:
+        got = f"seed={seed!r}"
+        raise fail_value("conform", "a seed from 0 on", got, "pass an int")
     cls = _class_of(operation)
+    check_once(cls)
     here = current_target()
     there = here if target is None else Target.parse(target)
     platforms = cls.capabilities.platforms
@@ -191,24 +198,45 @@ class Run:
     def _one(self, case: Case) -> None:
         kind, finding = self._try(case)
         rule = (finding.rule if kind else "") or case.rule
-        result = self.results.setdefault((rule, case.dtype), Result(rule, case.dtype))
         counts = {"": "passed", "refused": "refused"}
         count = counts.get(kind, "failed")
+        if count == "failed" and rule not in self.failures:
+            failure = self._smallest(case, kind, rule, finding)
+            rule = failure.rule
+            self.failures.setdefault(rule, failure)
+        result = self.results.setdefault((rule, case.dtype), Result(rule, case.dtype))
         changes: dict[str, Any] = {count: getattr(result, count) + 1}
         # JSON has no other, and NaN is no less.
         error = finding.error if finding.error <= _INFINITE else _INFINITE
         if error > result.error:
             changes |= {"error": error, "quantity": finding.quantity}
         self.results[rule, case.dtype] = dataclasses.replace(result, **changes)
+        self._note(case, kind, finding)
+
+    def _used(self, case: Case) -> set[str]:
         declared = self.cls.capabilities.features
-        used = {*(case.claims & declared), f"dtype {case.dtype}"}
+        return {*(case.claims & declared), f"dtype {case.dtype}"}
+
+    def _note(self, case: Case, kind: str, finding: Finding) -> None:
+        used = self._used(case)
         if kind == "refused":
             for name in used - self._honoured:
                 self._refused.setdefault(name, finding.text)
         elif case.computes:
             self._honoured |= used
-        if count == "failed" and rule not in self.failures:
-            self.failures[rule] = self._smallest(case, kind, rule, finding)
+
+    def check_declaration(self, cases: list[Case]) -> list[Failure]:
+        """Runs cases until each declared thing was honoured once.
+
+        Returns:
+            What is declared and always refused; see `refused_here`.
+        """
+        with jax.default_matmul_precision("highest"):
+            for case in cases:
+                if case.computes and self._used(case) - self._honoured:
+                    self._note(case, *self._try(case))
+        self.refused_here()
+        return list(self.failures.values())
 
     def _try(self, case: Case) -> tuple[str, Finding]:
         """Returns "" or the kind of failure, and what was found."""
@@ -241,8 +269,9 @@ class Run:
             for simpler in case.simpler():
                 tries += 1
                 found_kind, found = self._try(simpler)
-                if found_kind == kind and (found.rule or simpler.rule) == rule:
-                    case, finding = simpler, found
+                found_rule = found.rule or simpler.rule
+                if found_kind == kind and (first.may_change_rule or found_rule == rule):
+                    case, finding, rule = simpler, found, found_rule
                     break
                 if tries >= _TRIES:
                     break
@@ -279,7 +308,7 @@ class Run:
 
 
 def cases_of(
-    operation: str, level: str, seed: int
+    operation: str, level: str = "quick", seed: int = 0
 ) -> tuple[type[BaseOperation], list[Case]]:
     """Returns an operation and the cases that `conform` would run here."""
     cls = _class_of(operation)

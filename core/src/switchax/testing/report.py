@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Self
 
 from switchax.checks import fail_value
+
+from .suite import LEVELS
 
 __all__ = ["Failure", "Report", "Result"]
 
@@ -103,8 +106,10 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether every case was run and none failed; see `computed`."""
-        return self.complete and not self.failures
+        """Whether every case was run, some passed, and none failed; see `computed`."""
+        failed = any(result.failed for result in self.results)
+        passed = any(result.passed for result in self.results)
+        return self.complete and passed and not failed and not self.failures
 
     @property
     def cases(self) -> int:
@@ -167,17 +172,44 @@ class Report:
         return "\n".join(parts)
 
 
+_TEXTS = ("operation", "kind", "plugin", "level", "device")
+_MAPPINGS = ("rules", "versions", "not_tested")
+
+
 def _check_types(report: Report) -> None:
-    texts = {"operation", "kind", "plugin", "level", "device"}
-    wrong = [name for name in texts if not isinstance(getattr(report, name), str)]
+    """Raises where a field is not what `to_json` writes."""
+    wrong = [n for n in _TEXTS if not isinstance(getattr(report, n), str)]
+    wrong += [n for n in _MAPPINGS if not _is_text(getattr(report, n))]
     wrong += [
-        n
-        for n in ("rules", "versions", "not_tested")
-        if not _is_text(getattr(report, n))
+        n for n in ("complete", "computed") if type(getattr(report, n)) is not bool
     ]
-    flags = (report.complete, report.computed)
-    if not all(type(flag) is bool for flag in flags) or wrong:
-        raise TypeError(f"wrong type of {', '.join(sorted(wrong)) or 'complete'}")
+    wrong += ["seed"] if not _is_count(report.seed) else []
+    wrong += ["seconds"] if not _is_number(report.seconds) else []
+    wrong += ["results"] if not all(map(_is_result, report.results)) else []
+    texts = [text for f in report.failures for text in dataclasses.astuple(f)]
+    wrong += ["failures"] if not all(isinstance(t, str) for t in texts) else []
+    if wrong:
+        raise TypeError(f"wrong type of {', '.join(sorted(wrong))}")
+    if report.level not in LEVELS:
+        raise ValueError(f"level {report.level!r} is none of {', '.join(LEVELS)}")
+
+
+def _is_result(result: Result) -> bool:
+    counts = (result.passed, result.failed, result.refused)
+    texts = (result.rule, result.dtype, result.quantity)
+    return (
+        all(map(_is_count, counts))
+        and all(isinstance(text, str) for text in texts)
+        and _is_number(result.error)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value >= 0
 
 
 def _is_text(mapping: Any) -> bool:

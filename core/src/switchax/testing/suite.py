@@ -55,6 +55,7 @@ class Case(abc.ABC):
         dtype: Dtype of the operands.
         claims: The features that the case uses. If every case of one that the
             operation declares is refused, its declaration is wrong.
+        may_change_rule: Whether a simpler case that fails may be of another rule.
         computes: Whether a case that passed shows that what it claims is honoured.
     """
 
@@ -63,6 +64,7 @@ class Case(abc.ABC):
     dtype: str
     claims: frozenset[str] = frozenset()
     computes: bool = True
+    may_change_rule: bool = False
 
     @abc.abstractmethod
     def run(self, operation: BaseOperation) -> Finding:

@@ -28,8 +28,8 @@ class ArrayCase(Case):
     Attributes:
         rule: The rule that it is about.
         call: The call.
-        check: "value", "refused", "keywords", "underivable", "transforms",
-            "forward mode" or "second order".
+        check: "value", "refused", "keywords", "underivable", "transforms", "mesh",
+            "in turn", "forward mode" or "second order".
         roles: The rules of what every kind is asked; see `ArraySuite`.
         programs: Jitted functions, shared by the cases of one run.
     """
@@ -56,8 +56,13 @@ class ArrayCase(Case):
 
     @property
     def claims(self) -> frozenset[str]:  # type: ignore[override]
-        """The call's features, where they are declared."""
+        """The call's features, where it must honour them."""
         return frozenset() if self.check == "refused" else self.call.features
+
+    @property
+    def computes(self) -> bool:  # type: ignore[override]
+        """Whether its result counts."""
+        return self.check == "value"
 
     def run(self, operation: BaseOperation) -> Finding:
         """Runs the check."""
@@ -88,25 +93,16 @@ class ArrayCase(Case):
             yield dataclasses.replace(self, call=call)
 
     def snippet(self, name: str) -> str:
-        """Returns Python that shows both results, or runs the case again."""
+        """Returns Python that runs the case again."""
         call = type(self.call)
-        lines = [
-            "import numpy as np",
-            "from switchax import OperationRegistry",
-            "from switchax.testing.arrays import ArrayCase",
-            f"from {call.__module__} import {call.__qualname__}",
-            "",
-            f"call = {self.call}",
-            f"operation = OperationRegistry.create({name!r})",
-        ]
-        if self.check == "value":
-            lines += [
-                "found = operation(**call.arrays(), **call.options())",
-                "print(abs(np.asarray(found, 'float64') - call.expected()).max())",
+        case = f"ArrayCase({self.rule!r}, call, {self.check!r})"
+        return "\n".join(
+            [
+                "from switchax import OperationRegistry",
+                "from switchax.testing.arrays import ArrayCase",
+                f"from {call.__module__} import {call.__qualname__}",
+                "",
+                f"call = {self.call}",
+                f"print({case}.run(OperationRegistry.create({name!r})))",
             ]
-            del lines[2]
-        else:
-            case = f"ArrayCase({self.rule!r}, call, {self.check!r})"
-            lines += [f"print({case}.run(operation))"]
-            del lines[0]
-        return "\n".join(lines)
+        )

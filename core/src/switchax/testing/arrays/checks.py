@@ -26,6 +26,9 @@ __all__ = ["CHECKS", "Subject"]
 # Errors of n entries, each up to 1, meet a random direction of length 1: their sum has
 # a deviation of at most 1 / sqrt(3), so this is five of them.
 _SPREAD = 3.0
+_DIRECTIONS = 4
+# The largest of n normal numbers is rarely more than this many deviations.
+_ENTRY = 8.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,30 +99,42 @@ class Subject:
     def project(
         self, name: str, gradient: Any, cotangents: list[Any], call: ArrayCall
     ) -> Finding:
-        """Holds one gradient, along a random direction, against differences."""
+        """Holds one gradient, along random directions, against differences.
+
+        Along a direction of length 1 a gradient of n entries has the size of one entry.
+        So what may be off comes of what the differences are, however large an entry of
+        the gradient that is held against them.
+        """
         gradient, rule = np.asarray(gradient).astype("float64"), self.roles["gradient"]
         if not np.isfinite(gradient).all():
             text = f"d_{name} is not finite"
             return Finding(math.inf, text, rule, f"d_{name}")
-        array, direction = call.arrays()[name], _direction(call, name)
+        array = call.arrays()[name]
         if gradient.shape != array.shape:
             text = f"d_{name} has shape {gradient.shape}, not {array.shape}"
             return Finding(math.inf, text, rule, f"d_{name}")
+        slopes, doubt, found = [], 0.0, []
+        for number in range(_DIRECTIONS):
+            direction = _direction(call, name, number)
 
-        def along(step: float) -> float:
-            moved = array.astype("float64") + step * direction
-            return _product(cotangents, call.expected(**{name: moved}))
+            def along(step: float, direction: Any = direction) -> float:
+                moved = array.astype("float64") + step * direction
+                return _product(cotangents, call.expected(**{name: moved}))
 
-        expected, doubt = slope(along)
-        largest = max(float(np.abs(gradient).max(initial=0)), 1.0)
-        limit = _SPREAD * call.allowed() * largest + doubt
-        error = abs(float((gradient * direction).sum()) - float(expected)) / limit
+            expected, off = slope(along)
+            slopes.append(float(expected))
+            doubt = max(doubt, off)
+            found.append(float((gradient * direction).sum()))
+        entry = _ENTRY * math.sqrt(sum(x * x for x in slopes) / _DIRECTIONS)
+        entry = min(entry, float(np.abs(gradient).max(initial=0)))
+        limit = _SPREAD * call.allowed() * max(entry, 1.0) + doubt
+        error = max(abs(a - b) for a, b in zip(found, slopes, strict=True)) / limit
         return Finding(error, rule=rule, quantity=f"d_{name}")
 
 
-def _direction(call: ArrayCall, name: str) -> Any:
+def _direction(call: ArrayCall, name: str, number: int = 0) -> Any:
     """A random direction of length 1 in the space of one argument."""
-    rng = np.random.default_rng([call.seed, len(name), 7])
+    rng = np.random.default_rng([call.seed, len(name), 7 + number])
     direction = rng.normal(size=call.arrays()[name].shape)
     return direction / max(float(np.linalg.norm(direction)), 1e-300)
 
@@ -254,6 +269,34 @@ def check_transforms(subject: Subject) -> Finding:
     return worst(findings)
 
 
+def check_in_turn(subject: Subject) -> Finding:
+    """A second value is not answered by what the first left behind."""
+    calls: list[Any] = [subject.call, moved(subject.call, subject.call.dtype, 2)]
+    findings = []
+    for call in (*calls, calls[0]):
+        found = subject.output(_traced(call.arrays()))
+        what = "output after another call"
+        findings.append(subject.compare(what, found, call.expected()))
+    return worst(findings)
+
+
+def check_mesh(subject: Subject) -> Finding:
+    """On a mesh, outputs and gradients are those of one device."""
+    call = subject.call
+    mesh = jax.make_mesh((2,), ("dp",), (jax.sharding.AxisType.Auto,))
+    arrays = _traced(call.arrays())
+    cotangents = _cotangents(call)
+    with jax.set_mesh(mesh):
+        found = jax.jit(subject.output)(arrays)
+        gradients = {}
+        if subject.differentiable:
+            gradients = jax.jit(subject.gradients)(arrays, cotangents)[1]
+    findings = [subject.compare("output on a mesh", found, call.expected())]
+    for name, gradient in gradients.items():
+        findings.append(subject.project(name, gradient, cotangents, call))
+    return worst(findings)
+
+
 def check_forward_mode(subject: Subject) -> Finding:
     """A jvp is right where it is declared, else it raises."""
 
@@ -339,6 +382,8 @@ CHECKS: dict[str, Callable[[Subject], Finding]] = {
     "keywords": check_keywords,
     "underivable": check_underivable,
     "transforms": check_transforms,
+    "in turn": check_in_turn,
+    "mesh": check_mesh,
     "forward mode": check_forward_mode,
     "second order": check_second_order,
 }

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
+import jax
+
 from switchax.capabilities import Capabilities
 from switchax.operation import BaseOperation
 from switchax.testing.suite import Suite
@@ -55,6 +57,7 @@ class ArraySuite(Suite):
         self, capabilities: Capabilities, level: str, seed: int
     ) -> Iterator[ArrayCase]:
         declared = [dtype for dtype in _DTYPES if dtype in capabilities.dtypes]
+        narrow = next((d for d in declared if d in ("bfloat16", "float16")), None)
         calls = [
             (rule, moved(call, declared[0], seed)) for rule, call in self.calls(level)
         ]
@@ -65,18 +68,20 @@ class ArraySuite(Suite):
         for dtype in declared[1:]:
             for rule, call in calls:
                 asked = level == "full" or rule == self.roles["precision"]
+                asked |= dtype == narrow and bool(call.features)
                 other = moved(call, dtype)
                 if (asked or call is first) and call.features <= capabilities.features:
                     yield self._case(self.roles["precision"], other)
         yield from self._refusals(capabilities, calls)
-        for role, check in (
-            ("refusal", "keywords"),
-            ("gradient", "underivable"),
-            ("transforms", "transforms"),
-            ("transforms", "forward mode"),
-            ("transforms", "second order"),
-        ):
-            yield self._case(self.roles[role], first, check)
+        yield self._case(self.roles["refusal"], first, "keywords")
+        yield self._case(self.roles["gradient"], first, "underivable")
+        role = self.roles["transforms"]
+        for call in (first, *_one_of_each(capabilities, calls)):
+            for check in ("transforms", "forward mode", "second order"):
+                yield self._case(role, call, check)
+        yield self._case(role, first, "in turn")
+        if jax.device_count() > 1:
+            yield self._case(role, first, "mesh")
 
     def _refusals(
         self, capabilities: Capabilities, calls: list[tuple[str, ArrayCall]]
@@ -100,13 +105,27 @@ class ArraySuite(Suite):
     def not_tested(
         self, operation: type[BaseOperation], platform: str
     ) -> Mapping[str, str]:
-        """The platforms that are not here, and the features that no call uses."""
+        """Platforms that are not here, meshes, and features that no call uses."""
         elsewhere = operation.capabilities.platforms - {platform}
         used = {name for _, call in self.calls("full") for name in call.features}
+        alone = {"meshes": "there is one device"} if jax.device_count() == 1 else {}
         return {
+            **alone,
             **{f"platform {name}": f"this is {platform}" for name in sorted(elsewhere)},
             **{
                 f"feature {name}": "no call of the suite uses it"
                 for name in sorted(operation.kind.features.keys() - used)
             },
         }
+
+
+def _one_of_each(
+    capabilities: Capabilities, calls: list[tuple[str, ArrayCall]]
+) -> list[ArrayCall]:
+    """The first call of each declared feature, by itself where there is such a one."""
+    found: dict[str, ArrayCall] = {}
+    for _, call in sorted(calls, key=lambda pair: len(pair[1].features)):
+        if call.features <= capabilities.features:
+            for feature in call.features:
+                found.setdefault(feature, call)
+    return list(dict.fromkeys(found.values()))

@@ -52,6 +52,7 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
     {"q_len": 3},
     {"kv_len": 3},
     {"head_dim": 8},
+    {"seed": 0},
 )
 
 _COMPUTING = frozenset({"value", "dropout"})
@@ -67,6 +68,8 @@ class AttentionCase(Case):
         check: A name of `switchax.testing.attention.checks.CHECKS`.
         dirty: Whether what nothing can see is NaN or Inf.
         feature: The one that the check "refused" is about.
+        combined: Whether it combines what others ask singly; then the smallest call
+            that fails says which rule is broken.
         programs: Compiled programs, shared by the cases of a suite.
     """
 
@@ -75,6 +78,7 @@ class AttentionCase(Case):
     check: str = "value"
     dirty: bool = False
     feature: str = ""
+    combined: bool = False
     programs: Programs = dataclasses.field(
         default_factory=Programs, compare=False, repr=False
     )
@@ -141,7 +145,13 @@ class AttentionCase(Case):
         for change in _SIMPLER:
             call = dataclasses.replace(self.call, **change)
             if call != self.call and _is_smaller(call, self.call) and _is_legal(call):
-                yield dataclasses.replace(self, call=call)
+                rule = rule_of(call) if self.combined else self.rule
+                yield dataclasses.replace(self, rule=rule, call=call)
+
+    @property
+    def may_change_rule(self) -> bool:  # type: ignore[override]
+        """Whether a smaller case may be of another rule."""
+        return self.combined
 
     def snippet(self, name: str) -> str:
         """Returns Python that shows both results."""
@@ -320,7 +330,7 @@ def _cases(
     if full:
         combined += drawn_calls(capabilities, seed)
     for made in combined:
-        yield AttentionCase(rule_of(made), made)
+        yield AttentionCase(rule_of(made), made, combined=True)
         if full:
             yield AttentionCase("R7", made, dirty=True)
 
@@ -367,6 +377,7 @@ def _logits(full: bool) -> list[Entry]:
         ("R2", {"bias": "key"}),
         ("R2", {"soft_cap": 0.8}),
         ("R2", {"bias": "full", "soft_cap": 0.8}),
+        ("R2", {"soft_cap": 2.0, "head_dim": 64}),
         ("R9", {"sinks": 0}),
         ("R9", {"sinks": 2}),
         ("R9", {"sinks": 2, "soft_cap": 0.8, "scale": 2.0}),
