@@ -263,16 +263,6 @@ def mutant(rule, kind="wrong"):
 
 
 @mutant("R1")
-class OutputInFloat32(Right):
-    """The output is of the dtype in which it was summed."""
-
-    def attend(self, call):
-        result = super().attend(call)
-        output = result.attention_outputs.astype(jnp.float32)
-        return result._replace(attention_outputs=output)
-
-
-@mutant("R1")
 class InterleavedHeads(Right):
     """Query head h reads kv head h % kv_heads."""
 
