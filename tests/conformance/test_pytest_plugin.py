@@ -50,6 +50,33 @@ class Operation(BaseOperation):
 
     def forward_native(self, query, key, value, *, softmax_scale):
         return query
+
+class Refusing(Number):
+    claims = frozenset({"bias"})
+
+    def run(self, operation):
+        raise UnsupportedError("not ever")
+
+class OneRefusing(Suite):
+    rules = {"N1": "numbers"}
+
+    def cases(self, operation, platform, level, seed):
+        yield Refusing(0)
+
+class OtherKind(AttentionKind):
+    suite = OneRefusing()
+
+@OperationRegistry.register
+class Declaring(Operation):
+    kind = OtherKind()
+    capabilities = Capabilities(features={"bias"}, platforms={"cpu"})
+
+    @classmethod
+    def get_impl_name(cls):
+        return "refusing"
+
+    def forward_native(self, query, key, value, *, softmax_scale, bias):
+        return query
 """
 
 
@@ -72,7 +99,7 @@ def ask(tmp_path_factory):
 def test_each_case_is_a_test_and_a_failure_shows_its_snippet(ask):
     code, text = ask("--switchax-operation", "numbers")
     assert code == 1
-    assert "1 failed, 2 passed, 1 skipped" in text
+    assert "1 failed, 3 passed, 1 skipped" in text
     assert "N1 number 3: sum is off by 1.5 times what rounding explains" in text
     assert "    numbers(3)" in text
     assert "not two" in text
@@ -83,7 +110,20 @@ def test_level_and_seed_reach_the_suite(ask):
     code, text = ask("--switchax-operation", "numbers", *options)
     assert code == 1
     assert "numbers[N1-0-number 3]" in text
-    assert "1 failed in" in text
+    assert "1 failed, 1 passed in" in text
+
+
+def test_what_is_declared_and_always_refused_is_a_failure(ask):
+    code, text = ask("--switchax-operation", "refusing", "-n", "2")
+    assert code == 1
+    assert "1 failed, 1 skipped" in text
+    assert "declares bias and refuses it: not ever" in text
+
+
+def test_an_unknown_name_is_a_wrong_call(ask):
+    code, text = ask("--switchax-operation", "nmbers")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "INTERNALERROR" not in text
 
 
 def test_without_the_option_pytest_is_as_ever(ask):

@@ -1,6 +1,7 @@
 """The runner: it counts, makes failures small, and says what could not be tested."""
 
 import dataclasses
+import inspect
 import json
 import math
 from types import MappingProxyType
@@ -9,10 +10,17 @@ import pytest
 from click.testing import CliRunner
 
 import switchax
-from switchax import BaseOperation, Capabilities, UnsupportedError, registrations
+from switchax import (
+    BaseOperation,
+    Capabilities,
+    UnsupportedError,
+    __version__,
+    registrations,
+)
 from switchax.cli import make_group, shipped
 from switchax.kinds.attention import AttentionKind
 from switchax.testing import Case, Finding, Report, Suite, conform
+from switchax.testing.report import Failure, Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +77,13 @@ def operation_with(*cases, platforms=("cpu",), features=()):
         def get_impl_name(cls):
             return "numbers"
 
-        def forward_native(self, query, key, value, *, softmax_scale):
+        def forward_native(self, query, **others):
             return query
+
+        forward_native.__signature__ = inspect.Signature(
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for name in ("self", "query", "key", "value", "softmax_scale", *features)
+        )
 
     return Operation
 
@@ -128,7 +141,7 @@ def test_a_feature_that_every_case_refuses_is_declared_wrongly():
         Number(1, claims=frozenset({"mask"})),
         Number(2, "refuse", claims=frozenset({"mask"})),
     ]
-    report = conform(operation_with(*cases))
+    report = conform(operation_with(*cases, features=("bias", "mask")))
     (failure,) = report.failures
     assert (failure.rule, failure.kind) == ("R12", "refused")
     assert failure.text == "declares bias and refuses it: no"
@@ -172,6 +185,7 @@ def test_a_kind_without_a_suite_says_so():
         conform(operation)
 
 
+FAILURE = [field.name for field in dataclasses.fields(Failure)]
 DAMAGED = [
     "",
     "[]",
@@ -197,9 +211,26 @@ def test_fields_of_other_types_are_damaged():
         ("versions", {"jax": 1}),
         ("complete", "yes"),
         ("not_tested", []),
+        ("seed", []),
+        ("seconds", "x"),
+        ("results", [{"rule": 1, "dtype": "float32"}]),
+        ("results", [{"rule": "N1", "dtype": "float32", "passed": "x"}]),
+        ("failures", [dict.fromkeys(FAILURE, 1)]),
     ]:
         with pytest.raises(ValueError, match=f"wrong type of {field}"):
             Report.from_json(json.dumps({**data, field: value}))
+
+
+def test_a_report_of_another_level_is_damaged():
+    data = conform(operation_with(Number(1))).to_dict()
+    with pytest.raises(ValueError, match="level 'certified' is none of"):
+        Report.from_json(json.dumps({**data, "level": "certified"}))
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "0"])
+def test_a_seed_is_a_number_from_0_on(seed):
+    with pytest.raises(ValueError, match="a seed from 0 on"):
+        conform(operation_with(Number(1)), seed=seed)
 
 
 @pytest.fixture
@@ -247,6 +278,9 @@ def test_wrong_calls_of_the_command_are_one_line(named, tmp_path):
     result = run("--report", str(tmp_path / "no" / "file.json"))
     assert result.exit_code == 2
     assert "make the folder first" in result.stderr
+    assert run("--report", "").exit_code == run("--seed", "-1").exit_code == 2
+    full = run("--report", "/dev/full")
+    assert (full.exit_code, "name another" in full.stderr) == (1, True)
     assert CliRunner().invoke(make_group(), ["conform"]).exit_code == 2
 
 
@@ -255,9 +289,19 @@ def test_wrong_calls_of_the_command_are_one_line(named, tmp_path):
     [
         ({}, "quick on cpu x 8"),
         ({"level": "full"}, "full on cpu x 8"),
-        ({"versions": {"switchax-numbers": "1.1"}}, "quick on cpu x 8, of 1.1"),
+        (
+            {"versions": {"switchax-numbers": "1.1", "switchax": __version__}},
+            "quick on cpu x 8, of 1.1",
+        ),
         ({"complete": False}, "failed quick on cpu x 8"),
         ({"operation": "other"}, "failed quick on cpu x 8"),
+        ({"kind": "rotary"}, "failed quick on cpu x 8"),
+        ({"results": ()}, "failed quick on cpu x 8"),
+        ({"results": (Result("N1", "float32", 1, 1),)}, "failed quick on cpu x 8"),
+        (
+            {"versions": {"switchax-numbers": "1.2", "switchax": "0.0.1"}},
+            "quick on cpu x 8, of 0.0.1 of switchax",
+        ),
         ({"computed": False}, "quick on cpu x 8, compiled only"),
         (None, "damaged report"),
     ],

@@ -154,6 +154,10 @@ def test_what_tools_leave_beside_the_template_is_not_copied(new, tmp_path, monke
         ("vanilla", "'vanilla', which switchax-vanilla has"),
         ("cudnn", "'cudnn', which switchax-sdpa has"),
         ("Vanilla", "'Vanilla', which switchax-vanilla has"),
+        ("AUTO", "'AUTO'"),
+        ("pytest", "'pytest'"),
+        ("Switchax", "'Switchax'"),
+        ("f" * 41, f"'{'f' * 41}'"),
     ],
 )
 def test_a_name_is_refused(new, tmp_path, name, got):
