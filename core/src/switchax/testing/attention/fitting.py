@@ -76,8 +76,9 @@ class Fitting:
     def _size(self, name: str, size: int) -> int:
         declared = self._operation.capabilities
         step = declared.multiples.get(name, 1)
+        size = -(-size // step) * step
         most = declared.limits.get(name, size)
-        return min(-(-size // step) * step, most - most % step or most)
+        return min(size, most - most % step or most)
 
 
 # Forms that kernels are made for; the first ones change least.

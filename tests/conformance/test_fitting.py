@@ -1,0 +1,69 @@
+"""Calls have the sizes that an operation takes, whatever it declares."""
+
+import pytest
+
+from switchax import Refusal
+from switchax.testing import conform
+from switchax.testing.attention.fitting import Fitting
+from switchax.testing.attention.suite import AttentionSuite
+from tests.core.kernels import kernel
+
+FLASH = {"causal", "window", "q_offset", "gqa", "lse"}
+
+
+def head_dims(*taken):
+    """Refuses any other head_dim by a rule of its own."""
+
+    def refusals(cls, request, target):
+        if request.head_dim not in taken:
+            yield Refusal("rule", "head_dim", str(request.head_dim), f"{taken}", "pad")
+
+    return classmethod(refusals)
+
+
+def windows_beside_causal():
+    def refusals(cls, request, target):
+        if request.window is not None and not request.causal:
+            yield Refusal("rule", "window", str(request.window), "causal", "set causal")
+
+    return classmethod(refusals)
+
+
+DECLARATIONS = {
+    "blocks": kernel(
+        "blocks", FLASH, multiples=dict.fromkeys(["q_len", "kv_len", "head_dim"], 128)
+    ),
+    "decode": kernel("decode", {"kv_lengths", "gqa"}, limits={"q_len": 1}),
+    "fixed": type("Fixed", (kernel("fixed", FLASH),), {"refusals": head_dims(64, 128)}),
+    "heads": kernel("heads", multiples={"heads": 8}),
+    "batch": kernel("batch", {"mask"}, multiples={"batch": 4, "kv_heads": 2}),
+    "packed": kernel("packed", {"segment_ids", "causal"}, layouts=("thd",)),
+    "swapped": kernel("swapped", {"bias", "dropout"}, layouts=("bhtd",)),
+    "beside": type(
+        "Beside", (kernel("beside", FLASH),), {"refusals": windows_beside_causal()}
+    ),
+    "half": kernel("half", {"causal"}, dtypes={"float16"}, differentiable=()),
+    "nothing": kernel("nothing"),
+}
+
+
+@pytest.mark.parametrize("name", DECLARATIONS)
+def test_what_is_declared_is_asked_in_sizes_that_are_taken(name):
+    operation = DECLARATIONS[name]
+    fitting = Fitting(operation, "cpu")
+    cases = list(AttentionSuite().cases(operation, "cpu", "quick", 0))
+    asked = [case for case in cases if case.check != "refused"]
+    taken = [case for case in asked if fitting._is_taken(case.call)]
+    features = {f for case in taken if case.computes for f in case.call.features}
+    untold = {"lse", "weights", "q_lengths"}
+    assert operation.capabilities.features - untold <= features
+    assert len(taken) > 0.8 * len(asked), [str(c) for c in asked if c not in taken]
+    checks = {case.check for case in taken}
+    assert {"transforms", "mesh", "in turn", "accumulation"} <= checks
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("name", sorted(DECLARATIONS.keys() - {"packed"}))
+def test_what_is_right_conforms_whatever_it_declares(name):
+    report = conform(DECLARATIONS[name])
+    assert report.passed, str(report)
