@@ -1,12 +1,12 @@
 """Calls have the sizes that an operation takes, whatever it declares."""
 
 import pytest
+from tests.core.kernels import kernel
 
 from switchax import Refusal
 from switchax.testing import conform
 from switchax.testing.attention.fitting import Fitting
 from switchax.testing.attention.suite import AttentionSuite
-from tests.core.kernels import kernel
 
 FLASH = {"causal", "window", "q_offset", "gqa", "lse"}
 
