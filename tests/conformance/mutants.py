@@ -286,6 +286,15 @@ class LastBlockUnmasked(Right):
 
 
 @mutant("R2")
+class BiasOfFirstSample(Right):
+    """A bias that all heads and rows share is the first sample's for all."""
+
+    def bias(self, call, shape):
+        bias = super().bias(call, shape)
+        return bias[:1] if call.bias.shape[1:3] == (1, 1) else bias
+
+
+@mutant("R2")
 class SoftCapBuiltIn(Right):
     """The soft cap is 0.8, whatever was asked for."""
 
@@ -333,6 +342,34 @@ class CapsBeforeBias(Right):
 
 
 # R3: visibility
+
+
+@mutant("R3")
+class IgnoresSquareMask(Right):
+    """A mask without axes of batch and heads is not seen."""
+
+    def visible(self, call):
+        lost = call.mask is not None and call.mask.shape[:2] == (1, 1)
+        lost = lost and call.query.shape[0] > 1
+        return super().visible(call.but(mask=None) if lost else call)
+
+
+@mutant("R3")
+class SegmentsAreContiguous(Right):
+    """Only the first run of a segment's keys is seen."""
+
+    def visible(self, call):
+        visible = super().visible(call)
+        if call.kv_segment_ids is None:
+            return visible
+        ids = call.kv_segment_ids
+        changed = (ids[:, 1:] != ids[:, :-1]).cumsum(axis=1, dtype=jnp.int32)
+        return (
+            visible
+            & jnp.pad(changed < 2, ((0, 0), (1, 0)), constant_values=True)[
+                :, None, None
+            ]
+        )
 
 
 @mutant("R3")
@@ -501,6 +538,18 @@ class LseOfEmptyRowsFinite(Right):
 
 
 # R7: dirty padding
+
+
+@mutant("R7")
+class CleansNanAlone(Right):
+    """Infinities in padding are left where they are."""
+
+    def clean(self, call, visible):
+        cleaned = super().clean(call, visible)
+        raw = (call.query, call.key, call.value)
+        return tuple(
+            jnp.where(jnp.isinf(x), x, c) for x, c in zip(raw, cleaned, strict=True)
+        )
 
 
 @mutant("R7")
@@ -982,6 +1031,14 @@ class WrongInTheFifthSample(Right):
     def combine(self, call, weights, v):
         output = super().combine(call, weights, v)
         return output[jnp.arange(output.shape[0]) % 4]
+
+
+@meeting("dropout", "causal")
+class IgnoresCausalBesideDropout(Right):
+    """Every key is seen where probabilities are dropped."""
+
+    def visible(self, call):
+        return super().visible(call.but(causal=False) if call.dropout_prob else call)
 
 
 @meeting("dtype", "soft_cap")

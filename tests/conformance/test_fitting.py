@@ -42,6 +42,8 @@ DECLARATIONS = {
     "beside": type(
         "Beside", (kernel("beside", FLASH),), {"refusals": windows_beside_causal()}
     ),
+    "few": kernel("few", {"causal", "mask"}, limits={"heads": 2}),
+    "wide": type("Wide", (kernel("wide", FLASH),), {"refusals": head_dims(192, 256)}),
     "half": kernel("half", {"causal"}, dtypes={"float16"}, differentiable=()),
     "nothing": kernel("nothing"),
 }

@@ -128,6 +128,12 @@ def test_a_finding_may_name_another_rule():
     assert [(r.rule, r.failed) for r in report.results] == [("N1", 0), ("N2", 1)]
 
 
+def test_a_rule_of_which_every_case_is_refused_is_said_not_to_be_tested():
+    cases = Number(1), Number(2, "refuse", rule="N2"), Number(3, "refuse", rule="N2")
+    report = conform(operation_with(*cases))
+    assert report.not_tested["rule N2"] == "all of its cases (2) were refused"
+
+
 def test_max_failures_stops_and_says_so():
     cases = Number(9, "wrong above 3"), Number(1)
     report = conform(operation_with(*cases), max_failures=1)

@@ -135,7 +135,7 @@ def test_list_says_what_can_be_used_on_the_target(run):
         "version": switchax.__version__,
         "platforms": ["cpu", "cuda", "rocm", "tpu", "tt"],
         "cost": "materialises",
-        "experimental": False,
+        "experimental": [],
         "contested_names": [],
         "conformance": "",
         "status": "available",

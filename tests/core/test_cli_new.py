@@ -39,10 +39,14 @@ FILES = {
 }
 TEST = '''"""my-flash holds the contract of its kind."""
 
+import os
+
 from switchax.testing import conform
 
 
 def test_it_conforms() -> None:
+    # Read when JAX starts: a CPU stands for eight devices, so that meshes are tested.
+    os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     report = conform("my-flash")
     assert report.passed, report
 '''
@@ -74,8 +78,8 @@ def test_writes_a_distribution_and_what_to_do_next(new, tmp_path):
     assert result.stdout.splitlines() == [
         "wrote 11 files to switchax-my-flash; next:",
         "  pip install -e './switchax-my-flash[test]'",
-        "  pytest ./switchax-my-flash",
         "  switchax list",
+        "  pytest ./switchax-my-flash  (some minutes)",
     ]
     assert (folder / "tests/test_my_flash.py").read_text() == TEST
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()

@@ -80,8 +80,9 @@ def test_auto_ranks_by_cost_class_then_priority_then_name(register):
     assert decisions.recorded()[-1].how == "auto"
 
 
-def test_auto_never_takes_an_experimental_operation(register):
-    register(stand_in("trial", cost=Cost.FUSED, experimental=True))
+@pytest.mark.parametrize("where", [True, {"cpu"}])
+def test_auto_never_takes_an_experimental_operation(register, where):
+    register(stand_in("trial", cost=Cost.FUSED, experimental=where))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nor does it count as passed over
         attend()

@@ -448,3 +448,14 @@ def test_a_type_error_of_the_kernel_stays_its_own(register):
     register(stand_in("typed", methods={"forward_native": forward}))
     with pytest.raises(TypeError, match=r"^no jvp of"):
         switchax.attention(X, X, X, operation="typed")
+
+
+def test_an_instance_may_need_arguments_that_a_call_by_name_lacks():
+    class NeedsOne(stand_in("needs_one")):
+        def __init__(self, gain):
+            super().__init__()
+            self.gain = gain
+
+    assert NeedsOne(3)(X, X, X).attention_outputs.shape == X.shape
+    with pytest.raises(RegistrationError, match="__init__"):
+        OperationRegistry.register(NeedsOne)

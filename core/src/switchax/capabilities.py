@@ -75,7 +75,8 @@ class Capabilities:
         forward_mode: jvp is right: True, False, or the platforms where it is.
             Elsewhere it raises.
         second_order: Likewise for derivatives of derivatives.
-        experimental: Only ever used when named.
+        experimental: Only ever used when named: True, False, or the platforms where
+            that is so.
         priority: Among equals of one cost class the higher one is preferred.
 
     Raises:
@@ -99,14 +100,14 @@ class Capabilities:
     shardable: AbstractSet[str] = frozenset()
     forward_mode: bool | AbstractSet[str] = False
     second_order: bool | AbstractSet[str] = False
-    experimental: bool = False
+    experimental: bool | AbstractSet[str] = False
     priority: int = 0
 
     def __post_init__(self) -> None:
         for field in ("platforms", "dtypes", "features", "differentiable", "shardable"):
             names = _names(getattr(self, field), field)
             object.__setattr__(self, field, names)
-        for field in ("platforms", "forward_mode", "second_order"):
+        for field in ("platforms", "forward_mode", "second_order", "experimental"):
             self._expand_platforms(field)
         self._check("dtypes", self.dtypes, DTYPES)
         if not isinstance(self.layouts, Sequence) or isinstance(self.layouts, str):
@@ -119,13 +120,11 @@ class Capabilities:
         self._check("layouts", self.layouts, LAYOUTS)
         self._check_some()
         self._check_sizes()
-        for field in ("opaque", "experimental"):
-            if not isinstance(getattr(self, field), bool):
-                got = f"{field}={getattr(self, field)!r}"
-                raise RegistrationError(
-                    f"Capabilities: expected {field} to be a bool, got {got}; "
-                    "write True or False"
-                )
+        if not isinstance(self.opaque, bool):
+            raise RegistrationError(
+                "Capabilities: expected opaque to be a bool, got "
+                f"opaque={self.opaque!r}; write True or False"
+            )
         if self.shardable and not self.opaque:
             raise RegistrationError(
                 f"Capabilities: expected shardable of an opaque operation only, got "
@@ -146,6 +145,11 @@ class Capabilities:
     def __reduce__(self) -> tuple[Any, ...]:
         kept = {**vars(self), "multiples": dict(self.multiples)}
         return _restored, ({**kept, "limits": dict(self.limits)},)
+
+    def is_experimental(self, platform: str) -> bool:
+        """Whether auto never takes it on a platform."""
+        platforms = self.experimental
+        return isinstance(platforms, AbstractSet) and platform in platforms
 
     def honours_derivative(self, platform: str, which: str) -> bool:
         """Whether "forward_mode" or "second_order" is declared for a platform."""

@@ -88,9 +88,21 @@ def as_metadata(where: str, metadata: Any) -> OperationMetadata:
     if metadata is None:
         return OperationMetadata()
     if isinstance(metadata, OperationMetadata):
+        _check_comparison(where, type(metadata), OperationMetadata)
         return metadata
     rule, got = "metadata to be an OperationMetadata", f"metadata={brief(metadata)}"
     raise fail_type(where, rule, got, "pass OperationMetadata(...)")
+
+
+def _check_comparison(where: str, cls: type, base: type) -> None:
+    """Refuses a subclass whose instances a program could not tell apart."""
+    name = cls.__qualname__
+    if any(getattr(cls, n) is not getattr(base, n) for n in ("__eq__", "__hash__")):
+        todo = f"make {name} a dataclass with eq=False"
+        raise fail_type(where, "metadata compared as its base is", name, todo)
+    if any(vars(c).get("__slots__") for c in cls.__mro__[: cls.__mro__.index(base)]):
+        todo = f"leave __slots__ out of {name}"
+        raise fail_type(where, "metadata with its attributes in __dict__", name, todo)
 
 
 def as_number(where: str, name: str, value: Any, todo: str) -> float:

@@ -33,7 +33,7 @@ def check_once(cls: type[BaseOperation]) -> None:
         RegistrationError: As `check_operation`.
     """
     if cls not in _checked:
-        check_operation(cls)
+        _check(cls)
         _checked.add(cls)
 
 
@@ -48,12 +48,23 @@ def check_operation(cls: type[BaseOperation]) -> tuple[str, ...]:
             f"register: expected a subclass of BaseOperation, got {cls!r}; "
             "derive from switchax.BaseOperation"
         )
+    names = _check(cls)
+    _check_init(cls)
+    return names
+
+
+def _check(cls: type[BaseOperation]) -> tuple[str, ...]:
+    """Checks all but `__init__`, which only a call by name needs."""
     _check_attributes(cls)
     names = _checked_names(cls)
-    _check_init(cls)
     _check_config_class(cls)
     _check_features(cls)
     _check_methods(cls)
+    for base in cls.__mro__[: cls.__mro__.index(BaseOperation)]:
+        if vars(base).get("__slots__"):
+            got = f"{base.__qualname__}.__slots__"
+            todo = "leave __slots__ out: instances are compared by their attributes"
+            raise _fail(cls, "attributes in __dict__", got, todo)
     return names
 
 

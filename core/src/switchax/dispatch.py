@@ -316,7 +316,9 @@ def _choose_auto(
     request: Request, target: Target, candidates: tuple[Candidate, ...]
 ) -> Decision:
     open_to_auto = [
-        c for c in candidates if not c.entry.operation.capabilities.experimental
+        c
+        for c in candidates
+        if not c.entry.operation.capabilities.is_experimental(target.platform)
     ]
     fitting = sorted((c for c in open_to_auto if not c.refusals), key=_rank)
     if not fitting:

@@ -91,7 +91,8 @@ class Explanation:
             reasons = "; ".join(map(str, self.own_refusals(candidate)))
             steps = ", ".join(map(str, candidate.plan.adaptations))
             verdict = "refuses" if candidate.refusals else "honours"
-            if candidate.entry.operation.capabilities.experimental:
+            capabilities = candidate.entry.operation.capabilities
+            if capabilities.is_experimental(self.target.platform):
                 verdict += " (experimental: only when named)"
             text = f"  {candidate.entry.qualified} ({candidate.cost}): {verdict}"
             text += f" {reasons}" if reasons else ""

@@ -43,9 +43,12 @@ class BaseOperation(abc.ABC):
     `self.config`, None without one.
 
     Instances are frozen by convention: two of one class whose attributes are the same
-    share compiled programs, arrays being the same only if they are one object. So that
-    `metadata` may be one of them, its `base_config` is None within a forward method:
-    read what you need of it in `__init__`.
+    share compiled programs. Numbers, text, dtypes, containers and dataclasses of them
+    are compared by value and type; arrays, functions and other objects are the same
+    only if they are one object, so that one that `__init__` makes is another one in
+    each call by name, which is traced again: keep such things in the module. The
+    `base_config` of `metadata` is None within a forward method: read what you need of
+    it in `__init__`.
 
     Args:
         metadata: Dtypes, backend and configurations; the default fits most uses.
@@ -181,10 +184,11 @@ class BaseOperation(abc.ABC):
         return run_operation(self, args, kwargs)
 
     def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other) or not isinstance(other, BaseOperation):
-            return False
-        mine, theirs = ({**vars(x), "metadata": None} for x in (self, other))
-        return is_same(mine, theirs) and self.metadata.is_same_as(other.metadata)
+        return type(self) is type(other) and is_same(vars(self), vars(other))
+
+    def is_same_as(self, other: BaseOperation) -> bool:
+        """Whether no compiled program can tell them apart, which is what == means."""
+        return self == other
 
     def __hash__(self) -> int:
         return hash((type(self), self.metadata))

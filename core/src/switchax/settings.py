@@ -225,9 +225,10 @@ def use(operation: Any = None, /, **values: Any) -> Iterator[Settings]:
     """Sets settings within a `with` block, in this `contextvars` context.
 
     Each thread and each asyncio task has its own. Jitted functions are traced again
-    under other settings, also on leaving; in a copied context (`asyncio.to_thread`)
-    tracing raises unless the block was entered in the thread itself, and between
-    `with` and a call of a jitted function nothing may be awaited.
+    under other settings, also on leaving. In a copied context (`asyncio.to_thread`)
+    tracing raises, and a function that is compiled already keeps what it chose, unless
+    the block was entered in that thread itself; between `with` and a call of a jitted
+    function nothing may be awaited.
 
     Args:
         operation: Short for `operation=`.

@@ -48,7 +48,7 @@ class Current(Generic[T]):
         told = getattr(self._told, "value", self._default)
         if told is value or told == value or not is_tracing():
             return value
-        rule = f"the {self._what} of this thread's jitted functions"
+        rule = f"the {self._what} of this thread in what is traced"
         got = "another of a copied context or an interleaved task"
         todo = "enter it with `with` in this thread, around the call, and do not await "
         raise RuntimeError(house_message(self._where, rule, got, todo + "there"))

@@ -40,6 +40,12 @@ _EIGHT = "--xla_force_host_platform_device_count=8"
     help="Of all values.",
 )
 @click.option(
+    "--max-failures",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Stop when as many rules have failed.",
+)
+@click.option(
     "--report",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -54,6 +60,7 @@ def conform(
     quick: bool,
     target: Target | None,
     seed: int,
+    max_failures: int | None,
     path: Path | None,
     as_json: bool,
 ) -> None:
@@ -73,7 +80,12 @@ def conform(
         try:
             with _progress(name) as progress:
                 report = conform_operation(
-                    name, level=level, target=target, seed=seed, progress=progress
+                    name,
+                    level=level,
+                    target=target,
+                    seed=seed,
+                    max_failures=max_failures,
+                    progress=progress,
                 )
         except (ValueError, TypeError) as error:
             raise WrongCall(str(error), ctx) from error

@@ -60,8 +60,8 @@ def new(name: str, into: Path | None) -> None:
     path = str(folder) if len(folder.parts) > 1 else f"./{folder}"
     show_line(f"wrote {number} files to {folder}; next:")
     show_line(f"  pip install -e {shlex.quote(f'{path}[test]')}")
-    show_line(f"  pytest {shlex.quote(path)}")
     show_line("  switchax list")
+    show_line(f"  pytest {shlex.quote(path)}  (some minutes)")
 
 
 def _wrong(rule: str, got: str, todo: str) -> WrongCall:

@@ -75,7 +75,7 @@ def _status(row: Row, target: Target | None) -> dict[str, Any]:
         return {"status": reasons[0].code, "note": note, "reasons": reasons}
     if row.entry.name in row.disputed:
         return {"status": "contested", "note": f"call it {row.qualified}"}
-    if row.entry.operation.capabilities.experimental:
+    if row.entry.operation.capabilities.is_experimental(target.platform):
         return {"note": "experimental, when named only"}
     return {}
 
@@ -150,7 +150,11 @@ def describe_row(row: Row) -> dict[str, Any]:
         "version": entry.version,
         "platforms": sorted(capabilities.platforms),
         "cost": str(capabilities.cost),
-        "experimental": capabilities.experimental,
+        "experimental": [
+            platform
+            for platform in sorted(capabilities.platforms)
+            if capabilities.is_experimental(platform)
+        ],
         "contested_names": list(row.disputed),
         "conformance": shipped_level(entry),
         "status": row.status,

@@ -65,15 +65,17 @@ def _rows(
         return [(*head, "chosen", "", "", "", "")]
     own = answer.own_refusals(candidate)
     if not own:
-        return [(*head, verdict, "", "", "", _hint(candidate))]
+        return [(*head, verdict, "", "", "", _hint(candidate, answer))]
     return [(*head, verdict, *_cells(refusal)) for refusal in own]
 
 
-def _hint(candidate: Candidate) -> str:
+def _hint(candidate: Candidate, answer: Explanation) -> str:
     if candidate.refusals:
         return "see above"
-    experimental = candidate.entry.operation.capabilities.experimental
-    return "experimental: only when named" if experimental else ""
+    capabilities = candidate.entry.operation.capabilities
+    if capabilities.is_experimental(answer.target.platform):
+        return "experimental: only when named"
+    return ""
 
 
 def _cells(refusal: Refusal) -> tuple[str, ...]:

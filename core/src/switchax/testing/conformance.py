@@ -93,6 +93,7 @@ def conform(
         complete = run.all(cases, progress)
     refused = run.refused_here()
     not_tested = {**suite.not_tested(cls, there.platform), **refused}
+    not_tested |= run.untested_rules()
     if elsewhere is not None:
         not_tested["values"] = f"no {there} is here: calls were compiled for it only"
     return Report(
@@ -281,7 +282,22 @@ class Run:
                 break
         name = self.cls.names()[0]
         text, snippet = finding.text, case.snippet(name)
+        if not any(e.operation is self.cls for e in registrations.entries()):
+            snippet = _of_class(snippet, name, self.cls)
         return Failure(rule, first.title, case.title, kind, text, snippet)
+
+    def untested_rules(self) -> dict[str, str]:
+        """The rules of which every case was refused."""
+        counts: dict[str, list[int]] = {}
+        for (rule, _), result in self.results.items():
+            count = counts.setdefault(rule, [0, 0])
+            count[0] += result.passed + result.failed
+            count[1] += result.refused
+        return {
+            f"rule {rule}": f"all of its cases ({refused}) were refused"
+            for rule, (asked, refused) in counts.items()
+            if refused and not asked
+        }
 
     def refused_here(self) -> dict[str, str]:
         """What was declared and refused in every case.
@@ -305,6 +321,14 @@ class Run:
             )
             self.failures.setdefault(rule, failure)
         return always
+
+
+def _of_class(snippet: str, name: str, cls: type[BaseOperation]) -> str:
+    """Makes a snippet speak of a class where its name is not registered."""
+    imported = f"from {cls.__module__} import {cls.__qualname__.partition('.')[0]}"
+    snippet = snippet.replace("from switchax import OperationRegistry", imported)
+    created = f"OperationRegistry.create({name!r})"
+    return snippet.replace(created, f"{cls.__qualname__}()")
 
 
 def cases_of(

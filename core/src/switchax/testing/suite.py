@@ -33,6 +33,13 @@ class Finding:
     quantity: str = ""
     accepted: bool = False
 
+    def __str__(self) -> str:
+        if self.text:
+            return f"wrong: {self.text}"
+        verdict = "wrong" if self.is_wrong else "right"
+        what = self.quantity or "everything"
+        return f"{verdict}: {what} is off by {self.error:.3g} times what is allowed"
+
     @property
     def is_wrong(self) -> bool:
         """Whether it is a failure; an error that is NaN is one."""

@@ -45,15 +45,17 @@ class AttentionCall:
         v_head_dim: Of value; None is head_dim.
         dtype: Of query, key, value and, unless `bias_dtype` says otherwise, bias.
         layout: "bthd", "bhtd" or "thd".
-        bias: "" (none), "full", "head" `[1, heads, q_len, kv_len]`, "row" `[heads,
+        bias: "" (none), "full", "head" `[1, heads, q_len, kv_len]`, "sample" `[batch,
+            1, q_len, kv_len]`, "padding" `[batch, 1, 1, kv_len]`, "row" `[heads,
             q_len, 1]`, "key" `[kv_len]`, or "minus_inf", full with some -inf and some
             rows of nothing else.
         bias_dtype: Dtype of bias; "" is that of query.
-        mask: "" (none), "full", "key", "sample" `[batch, 1, q_len, kv_len]` or
-            "padding" `[batch, 1, 1, kv_len]`, by which every row sees a key; or
-            "row", by which some rows see none.
-        segments: "" (none), "ids" (every row sees a key), "apart" (the later half of
-            the rows sees none) or "negative" (on both sides).
+        mask: "" (none), "full", "key", "square" `[q_len, kv_len]`, "sample" `[batch,
+            1, q_len, kv_len]` or "padding" `[batch, 1, 1, kv_len]`, by which every row
+            sees a key; or "row", by which some rows see none.
+        segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
+            "apart" (the later half of the rows sees none), "negative" (on both sides,
+            at the start) or "trailing" (at the end).
         lengths: "", "q", "kv" or "both": of the samples, the first is two thirds of
             the axis, the second 0, the third beyond it.
         causal: As in the call.
@@ -144,6 +146,11 @@ class Drawn:
         return Drawn(kept, options)
 
     @property
+    def batch(self) -> int:
+        """Batch size; 1 in layout "thd"."""
+        return 1 if self.options["layout"] == "thd" else len(self.arrays["query"])
+
+    @property
     def floats(self) -> list[str]:
         """Names of the arguments that have gradients."""
         names = ("query", "key", "value", "bias", "softmax_aux")
@@ -164,14 +171,17 @@ class Drawn:
         return {**arrays, **self.options}
 
 
-def draw(call: AttentionCall, dirty: bool = True) -> Drawn:
+def draw(
+    call: AttentionCall, dirty: bool = True, rng: np.random.Generator | None = None
+) -> Drawn:
     """Draws the values of a call.
 
     Args:
         call: The call.
         dirty: Whether what nothing can see is NaN or Inf.
+        rng: Draws the values; by default one of the call's seed.
     """
-    rng = np.random.default_rng(call.seed)
+    rng = np.random.default_rng(call.seed) if rng is None else rng
     batch = 1 if call.layout == "thd" else call.batch
     full = (batch, call.heads, call.q_len, call.kv_len)
     arrays = _operands(rng, call, batch)
@@ -221,6 +231,7 @@ def _logit_arrays(
         "key": (kv_len,),
         "sample": (batch, 1, q_len, kv_len),
         "head": (1, heads, q_len, kv_len),
+        "square": (q_len, kv_len),
         "padding": (batch, 1, 1, kv_len),
     }
     if call.bias:
@@ -276,6 +287,13 @@ def _segment_ids(
     q_ids, kv_ids = q_ids * _APART, kv_ids * _APART
     if call.segments == "apart":
         q_ids[:, q_len // 2 :] = 5 * _APART
+    if call.segments == "interleaved":
+        q_ids, kv_ids = (np.arange(n) % 2 for n in (q_len, kv_len))
+        q_ids = np.minimum(q_ids, max(kv_len - 1, 0))
+        q_ids, kv_ids = (np.tile(ids, (batch, 1)) * _APART for ids in (q_ids, kv_ids))
+    if call.segments == "trailing":
+        q_ids[:, q_len - q_len // 3 :] = -1
+        kv_ids[:, kv_len - kv_len // 3 :] = -1
     if call.segments == "negative":
         q_ids[:, : 1 + q_len // 3] = -1
         kv_ids[:, : 1 + kv_len // 3] = -1
@@ -315,17 +333,22 @@ def _soil(call: AttentionCall, drawn: Drawn) -> None:
     batch, _, q_len, kv_len = visible.shape
     seen = visible.any(axis=2).reshape(batch, call.kv_heads, group, kv_len).any(axis=2)
     unseen = to_layout(~np.swapaxes(seen, 1, 2)[..., None], call.layout)
-    for name, dirt in (("key", NAN), ("value", INF if call.seed % 2 else NAN)):
+    for name in ("key", "value"):
         array = drawn.arrays[name]
-        drawn.arrays[name] = np.where(unseen, np.array(dirt, array.dtype), array)
+        drawn.arrays[name] = np.where(unseen, _dirt(array), array)
     if "q_lengths" in drawn.arrays:
         past = np.arange(q_len) >= drawn.arrays["q_lengths"][:, None]
         past = to_layout(past[:, :, None, None], call.layout)
         query = drawn.arrays["query"]
-        drawn.arrays["query"] = np.where(past, np.array(NAN, query.dtype), query)
+        drawn.arrays["query"] = np.where(past, _dirt(query), query)
     if call.bias == "full":
         bias = drawn.arrays["bias"]
         drawn.arrays["bias"] = np.where(visible, bias, np.array(NAN, bias.dtype))
+
+
+def _dirt(array: Array) -> Array:
+    """NaN and infinities of both signs, in turn."""
+    return np.resize(np.array([NAN, INF, -INF]), array.shape).astype(array.dtype)
 
 
 def visible_pairs(call: AttentionCall, drawn: Drawn) -> NDArray[np.bool_]:

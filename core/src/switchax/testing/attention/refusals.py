@@ -10,6 +10,7 @@ import jax
 from switchax.errors import UnsupportedError
 from switchax.testing.suite import Finding, worst
 
+from .calls import AttentionCall
 from .programs import on_host, traced
 from .subject import Subject, asking, outputs
 
@@ -43,11 +44,22 @@ def check_refused(subject: Subject) -> Finding:
     except UnsupportedError:
         return Finding(rule="R12")
     finding = worst(outputs(subject, found, drawn.oracle()))
-    if finding.is_wrong:
+    if finding.is_wrong and _plain_is_right(subject):
         text = "accepts what it does not declare, and computes something else: "
         text += finding.text or f"output is off by {finding.error:.3g}"
         return Finding(finding.error, text, "R12", "output", accepted=True)
-    return dataclasses.replace(finding, rule="R12")
+    return Finding() if finding.is_wrong else dataclasses.replace(finding, rule="R12")
+
+
+def _plain_is_right(subject: Subject) -> bool:
+    """Whether a call of no features is right; if not, others tell of that."""
+    plain = dataclasses.replace(subject, call=AttentionCall(dtype=subject.call.dtype))
+    drawn = plain.draw()
+    try:
+        found = asking(plain, drawn)
+    except UnsupportedError:
+        return True
+    return not worst(outputs(plain, found, drawn.oracle())).is_wrong
 
 
 def check_underivable(subject: Subject) -> Finding:

@@ -296,6 +296,8 @@ def _cases(
         square = {"q_len": 32, "kv_len": 32, "head_dim": 32}
         yield case("R10", "dropout", dropout=0.25, **square)
         yield case("R10", "dropout", dropout=0.6, **square)
+        for call in _beside_dropout():
+            yield case("R10", "dropout", dropout=0.25, **square, **call)
     hidden = _visibilities(full)
     yield from (case(rule, **call) for rule, call in hidden)
     for dtype in dtypes[1:]:
@@ -369,12 +371,25 @@ def _shapes(full: bool) -> list[Entry]:
     return entries
 
 
+def _beside_dropout() -> list[dict[str, Any]]:
+    """What must still be there where probabilities are dropped."""
+    return [
+        {"causal": True, "kv_heads": 2},
+        {"mask": "full", "bias": "full"},
+        {"segments": "ids", "scale": 0.5},
+        {"lengths": "kv", "soft_cap": 0.8},
+        {"window": (9, 3), "sinks": 0, "dtype": "bfloat16"},
+        {"causal": True, "layout": "thd"},
+    ]
+
+
 def _logits(full: bool) -> list[Entry]:
     entries: list[Entry] = [
         ("R2", {"scale": -0.7}),
         ("R2", {"bias": "full"}),
         ("R2", {"bias": "row"}),
         ("R2", {"bias": "key"}),
+        ("R2", {"bias": "padding"}),
         ("R2", {"soft_cap": 0.8}),
         ("R2", {"bias": "full", "soft_cap": 0.8}),
         ("R2", {"soft_cap": 2.0, "head_dim": 64}),
@@ -397,6 +412,7 @@ def _visibilities(full: bool) -> list[Entry]:
         ("R3", {"mask": "full"}),
         ("R3", {"mask": "sample"}),
         ("R3", {"mask": "key"}),
+        ("R3", {"mask": "square"}),
         ("R3", {"mask": "full", "bias": "full"}),
         ("R2", {"mask": "full", "soft_cap": 0.8}),
         ("R3", {"causal": True}),
@@ -414,6 +430,7 @@ def _visibilities(full: bool) -> list[Entry]:
         ("R5", {"window": (4, 0), "causal": True, "offset": "last", **long}),
         ("R3", {"segments": "ids", **square}),
         ("R3", {"segments": "ids", "layout": "thd", **square}),
+        ("R3", {"segments": "interleaved", **square}),
         ("R3", {"lengths": "kv", "kv_len": 70, "batch": 1}),
         ("R6", {"mask": "row"}),
         ("R6", {"causal": True, "offset": "negative"}),

@@ -37,7 +37,7 @@ class NewkernelAttention(BaseOperation):
         opaque=True,
         shardable={"batch", "heads"},
         second_order=True,
-        experimental=True,  # auto never takes it until this line is removed
+        experimental=True,  # auto never takes it; see the README, "Publish it"
     )
 
     @classmethod
