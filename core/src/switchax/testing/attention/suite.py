@@ -292,12 +292,10 @@ def _cases(
         yield case("R8", "accumulation", dtype=dtype, **tall)
         yield case("R8", dtype=dtype, factor=5.0, q_len=33, kv_len=33)
     yield from (case(rule, **call) for rule, call in _logits(full))
+    square = {"q_len": 32, "kv_len": 32, "head_dim": 32}
     if "dropout" in capabilities.features:
-        square = {"q_len": 32, "kv_len": 32, "head_dim": 32}
         yield case("R10", "dropout", dropout=0.25, **square)
         yield case("R10", "dropout", dropout=0.6, **square)
-        for call in _beside_dropout():
-            yield case("R10", "dropout", dropout=0.25, **square, **call)
     hidden = _visibilities(full)
     yield from (case(rule, **call) for rule, call in hidden)
     for dtype in dtypes[1:]:
@@ -328,6 +326,8 @@ def _cases(
         even = {"q_len": 8, "kv_len": 8, "batch": 4}
         yield case("R13", "sequence mesh", **even)
         yield case("R13", "sequence mesh", causal=True, **even)
+    for call in _beside_dropout():
+        yield case("R10", "dropout", dropout=0.25, **{**square, **call})
     combined = [*together(capabilities, dtypes, full)]
     if full:
         combined += drawn_calls(capabilities, seed)
