@@ -325,6 +325,8 @@ class Run:
 
 def _of_class(snippet: str, name: str, cls: type[BaseOperation]) -> str:
     """Makes a snippet speak of a class where its name is not registered."""
+    if "<locals>" in cls.__qualname__:  # nothing can import it
+        return snippet
     imported = f"from {cls.__module__} import {cls.__qualname__.partition('.')[0]}"
     snippet = snippet.replace("from switchax import OperationRegistry", imported)
     created = f"OperationRegistry.create({name!r})"
