@@ -23,5 +23,4 @@ def test_our_operations_conform(name, part):
         assert run.all(cases[part::PARTS], None)
     assert not run.failures, "\n".join(map(str, run.failures.values()))
     refused = {result.dtype for result in run.results.values() if result.refused}
-    here = {"float16"} | ({"bfloat16"} if jax.__version_info__ >= (0, 11) else set())
-    assert refused <= (here if name == "sdpa" else set())
+    assert refused <= ({"bfloat16", "float16"} if name == "sdpa" else set())
