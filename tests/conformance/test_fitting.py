@@ -65,6 +65,7 @@ def test_what_is_declared_is_asked_in_sizes_that_are_taken(name):
 
 
 @pytest.mark.further
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", sorted(DECLARATIONS.keys() - {"packed"}))
 def test_what_is_right_conforms_whatever_it_declares(name):
     report = conform(DECLARATIONS[name])
