@@ -154,7 +154,7 @@ class AttentionCase(Case):
         return self.combined
 
     def snippet(self, name: str) -> str:
-        """Returns Python that shows both results."""
+        """Returns Python that runs the case again."""
         given = [repr(self.rule), f"AttentionCall({_arguments(self.call)})"]
         given += [repr(self.check)] if self.check != "value" else []
         given += ["dirty=True"] if self.dirty else []
