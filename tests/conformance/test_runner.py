@@ -153,6 +153,15 @@ def test_a_feature_that_every_case_refuses_is_declared_wrongly():
     assert failure.text == "declares bias and refuses it: no"
 
 
+def test_all_that_every_case_refuses_is_one_failure_in_one_order():
+    cases = [Number(0, "refuse", claims=frozenset({name})) for name in ("mask", "bias")]
+    report = conform(operation_with(*cases, features=("bias", "mask")))
+    (failure,) = report.failures
+    declared = "bias", "mask", "dtype float32"
+    said = [f"declares {name} and refuses it: no" for name in declared]
+    assert failure.text == "; ".join(said)
+
+
 @pytest.mark.parametrize(("platforms", "passes"), [(["cpu"], False), (["any"], True)])
 def test_a_dtype_that_is_refused_here_may_be_honoured_elsewhere(platforms, passes):
     cases = Number(0, "refuse", dtype="float16"), Number(1)

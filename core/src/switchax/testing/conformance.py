@@ -221,7 +221,7 @@ class Run:
     def _note(self, case: Case, kind: str, finding: Finding) -> None:
         used = self._used(case)
         if kind == "refused":
-            for name in used - self._honoured:
+            for name in sorted(used - self._honoured):
                 self._refused.setdefault(name, finding.text)
         elif case.computes:
             self._honoured |= used
@@ -307,16 +307,19 @@ class Run:
         """
         always = {n: t for n, t in self._refused.items() if n not in self._honoured}
         elsewhere = len(self.cls.capabilities.platforms) > 1
-        for name, text in always.items():
-            if name.startswith("dtype ") and elsewhere and self._honoured:
-                continue
+        names = [
+            name
+            for name in sorted(always, key=lambda n: (n.startswith("dtype "), n))
+            if not (name.startswith("dtype ") and elsewhere and self._honoured)
+        ]
+        if names:
             rule = self.cls.kind.suite.declaration
             failure = Failure(
                 rule,
-                f"{name} is declared",
+                f"declared: {', '.join(names)}",
                 "every case that uses it",
                 "refused",
-                f"declares {name} and refuses it: {text}",
+                "; ".join(f"declares {n} and refuses it: {always[n]}" for n in names),
                 f"switchax.explain(..., operation={self.cls.names()[0]!r})",
             )
             self.failures.setdefault(rule, failure)
