@@ -31,7 +31,7 @@ MUTANTS = {}
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What the forward method is given, but for the return flags."""
+    """What the forward method is given."""
 
     query: jax.Array
     key: jax.Array
@@ -50,6 +50,8 @@ class Call:
     softmax_aux: jax.Array | None
     dropout_prob: float
     dropout_key: jax.Array | None
+    mode: str
+    return_lse: bool
 
     @property
     def lengths(self):

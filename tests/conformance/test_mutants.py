@@ -13,6 +13,7 @@ from switchax.testing import conform
 from switchax.testing.attention import AttentionCase, draw
 from switchax.testing.suite import Finding
 
+from .block_mutants import BLOCK_MUTANTS
 from .mutants import MEETINGS, MUTANTS, Right, WideLeft
 
 pytestmark = pytest.mark.heavy
@@ -41,6 +42,8 @@ IN_CI = {
     "RefusesWindow",
     "ScaleCaptured",
     "IgnoresScaleBesideCausal",
+    "WindowOfNeighbours",
+    "DecodesWithoutWindow",
 }
 CACHE = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -110,7 +113,7 @@ def _right_program(call, dirty):
 def _forward_program(operation, call, dirty):
     """The forward method, traced on what core hands it for a call, as text."""
     drawn = draw(call, dirty)
-    asked = {"return_lse": True, "return_weights": True}
+    asked = {"return_lse": not call.plain, "return_weights": not call.plain}
     given = {**drawn.arrays, **drawn.options, **asked}
     bound = ATTENTION.bind("test", given, operation.metadata)
     plan = ATTENTION.plan(bound.request, operation.capabilities)
@@ -145,6 +148,14 @@ def test_each_mutant_is_found_under_its_rule(mutant):
     report = conform(mutant, max_failures=1)
     first = report.failures[0]
     assert (first.rule, first.kind) == MUTANTS[mutant], str(first)
+
+
+@each(BLOCK_MUTANTS)
+@pytest.mark.usefixtures("only_what_differs", "quickly")
+def test_each_mistake_of_kernels_is_found_under_its_rule(mutant):
+    (failure,) = conform(mutant, max_failures=1).failures
+    assert failure.rule in BLOCK_MUTANTS[mutant], str(failure)
+    assert failure.kind == "wrong", str(failure)
 
 
 @each(MEETINGS)

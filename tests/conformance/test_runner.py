@@ -23,6 +23,11 @@ from switchax.testing import Case, Finding, Report, Suite, conform
 from switchax.testing.report import Failure, Result
 
 
+class Mute(Exception):
+    def __str__(self):
+        return str(1 / 0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Number(Case):
     """What comes of it depends on a number, which can be made smaller."""
@@ -44,6 +49,8 @@ class Number(Case):
             raise KeyError("boom")
         if self.does == "wrong above 3" and self.number > 3:
             return Finding(float(self.number), quantity="sum")
+        if self.does == "mute":
+            raise Mute
         if self.does == "accept":
             return Finding(math.inf, "takes it", "N2", "sum", accepted=True)
         if self.does == "nan":
@@ -228,12 +235,26 @@ def test_fields_of_other_types_are_damaged():
         ("not_tested", []),
         ("seed", []),
         ("seconds", "x"),
+        ("seconds", math.inf),
         ("results", [{"rule": 1, "dtype": "float32"}]),
         ("results", [{"rule": "N1", "dtype": "float32", "passed": "x"}]),
         ("failures", [dict.fromkeys(FAILURE, 1)]),
     ]:
         with pytest.raises(ValueError, match=f"wrong type of {field}"):
             Report.from_json(json.dumps({**data, field: value}))
+
+
+def test_a_number_beyond_floats_is_damage():
+    data = conform(operation_with(Number(1))).to_dict()
+    with pytest.raises(ValueError, match=r"Report\.from_json: expected a report, got"):
+        Report.from_json(json.dumps({**data, "seconds": 10**400}))
+
+
+def test_an_error_that_cannot_say_its_text_is_a_failure_like_others():
+    report = conform(operation_with(Number(1, "mute")))
+    (failure,) = report.failures
+    assert failure.kind == "raised"
+    assert failure.text == "Mute: (its text raised ZeroDivisionError)"
 
 
 def test_a_report_of_another_level_is_damaged():

@@ -526,6 +526,7 @@ WRONG = {
     "explain --q 1,8,8,64 --arg causal": "--arg causal",
     "explain --q 1,8,8,64 --arg bias=bflot16[8]": "did you mean 'bfloat16'",
     "explain --q 1,8,8,64 --arg casual=True": "did you mean 'causal'",
+    f"explain --q 1,8,8,64 --arg causal={'-' * 5000}1": "got causal='---",
     "explain --q 1,8,8,64 --sinks -1": "--sinks=-1",
     "explain --q 1,8,8,64 --operation=": "got --operation=''",
     "explain --q 1,8,8,64 --operation ,": "got --operation=','",

@@ -97,6 +97,7 @@ def test_a_worse_cost_class_is_said_once_with_the_reasons(picky):
         attend(length=length)
     attend(length=length)  # where a warning would be an error
     (warning,) = caught
+    assert warning.filename == __file__
     text = str(warning.message)
     assert "auto: took sdpa:sdpa, cost class materialises" in text
     assert "picky (fused) refused q_len=4 (allowed: even more); pass a longer" in text

@@ -173,10 +173,16 @@ def test_a_config_of_another_class_is_a_type_error(ours, use):
 
 
 def test_a_contested_name_is_an_error(register):
-    first, second = operation("twice"), operation("twice")
-    second.__module__ = "elsewhere"
-    register(first)
-    register(second)
+    elsewhere = {"__name__": "elsewhere", "Base": operation("twice")}
+    exec(
+        "class Other(Base):\n"
+        "    @classmethod\n"
+        "    def get_impl_name(cls):\n"
+        "        return 'twice'",
+        elsewhere,
+    )
+    register(operation("twice"))
+    register(elsewhere["Other"])
     with pytest.raises(ContestedNameError, match="one owner of 'twice'"):
         configured(twice=Blocks()).get_operation_config("twice")
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import pickle
 
 import jax
@@ -13,6 +14,7 @@ from switchax import (
     ATTENTION,
     BaseOperation,
     Capabilities,
+    ContestedNameError,
     Cost,
     OperationRegistry,
     RegistrationError,
@@ -386,6 +388,52 @@ def test_a_reloaded_class_replaces_the_old_one(register):
     second = register(stand_in("again"))
     found = [e.operation for e in registrations.entries() if e.name == "again"]
     assert found == [second]
+
+
+def test_a_class_that_copies_anothers_name_does_not_replace_it(register):
+    first = register(stand_in("claimed"))
+    elsewhere = {"__name__": "elsewhere", "Base": stand_in("claimed")}
+    exec(
+        "class Other(Base):\n"
+        "    @classmethod\n"
+        "    def get_impl_name(cls):\n"
+        "        return 'claimed'",
+        elsewhere,
+    )
+    second = register(functools.update_wrapper(elsewhere["Other"], first, updated=()))
+    assert (second.__module__, second.__qualname__) == (
+        first.__module__,
+        first.__qualname__,
+    )
+    found = [e.operation for e in registrations.entries() if e.name == "claimed"]
+    assert set(found) == {first, second}
+    with pytest.raises(ContestedNameError):
+        OperationRegistry.get("claimed")
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise TypeError("not all arguments converted")
+
+
+@pytest.mark.parametrize("method", ["refusals", "unavailable"])
+def test_an_error_that_cannot_say_its_text_costs_nobody_else(register, method):
+    def fail(cls, *given):
+        raise Unprintable
+
+    cls = stand_in("mute", cost=Cost.FUSED)
+    setattr(cls, method, classmethod(fail))
+    register(cls)
+    assert switchax.attention(X, X, X, operation="vanilla").shape == X.shape
+    assert "vanilla" in OperationRegistry.list_implementations()
+    says = rf"{method}\(\) raised Unprintable: \(its text raised TypeError\)"
+    with pytest.raises(UnsupportedError, match=says):
+        switchax.attention(X, X, X, operation="mute")
+
+
+def test_a_refusal_is_text():
+    with pytest.raises(TypeError, match=r"Refusal: expected text, got actual=3; "):
+        switchax.Refusal("size", "head_dim", 3, "64")
 
 
 def test_what_only_another_platforms_method_takes_is_refused(register):

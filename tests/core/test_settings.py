@@ -120,6 +120,8 @@ def test_lists_of_plugins_are_normalised(monkeypatch):
         ({"operation": 3}, "operation=3; give a list of names"),
         ({"operation": [3]}, "names are str"),
         ({"operation": []}, "at least one name"),
+        ({"operation": {"vanilla", "sdpa"}}, "tried in its order"),
+        ({"operation": frozenset({"sdpa"})}, "tried in its order"),
         ({"operation": "auto,sdpa"}, "'auto' alone"),
         ({"strict": 1}, "strict=1; write True or False, or 1 or 0"),
         ({"cache_dir": 3}, "cache_dir=3; give a file system path"),

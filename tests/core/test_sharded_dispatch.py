@@ -429,11 +429,14 @@ def test_a_mesh_that_no_rule_names_warns_once_or_raises_when_strict():
     with jax.set_mesh(mesh):
         with switchax.use(strict=True), pytest.raises(ValueError, match="batch=2, mod"):
             switchax.explain(**shapes)
-        with pytest.warns(switchax.sharding.UnknownMeshAxisWarning, match="nothing"):
+        with pytest.warns(
+            switchax.sharding.UnknownMeshAxisWarning, match="nothing"
+        ) as caught:
             switchax.explain(**shapes)
         switchax.explain(**shapes)
         metadata = OperationMetadata(partition_axis=axes)
         found = switchax.explain(**shapes, metadata=metadata, operation="opaque")
+    assert {warning.filename for warning in caught} == {__file__}
     assert "batch over batch=2, heads over model=4" in str(found)
 
 

@@ -106,11 +106,14 @@ class Site:
 
     folder: Path
 
-    def add(self, name, entry_points, version="1.0", metadata=None, **modules):
+    def add(
+        self, name, entry_points, version="1.0", metadata=None, files=(), **modules
+    ):
         """Writes a distribution.
 
         `entry_points` is a mapping or the file's bytes; a module's name may hold
-        "__" for a dot; `metadata` replaces METADATA, "" leaves it out.
+        "__" for a dot; `metadata` replaces METADATA, "" leaves it out; `files` are
+        what RECORD lists.
         """
         info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
@@ -126,7 +129,7 @@ class Site:
             path = self.folder.joinpath(*module.split("__")).with_suffix(".py")
             path.parent.mkdir(exist_ok=True)
             path.write_text(textwrap.dedent(source))
-        (info / "RECORD").write_text("")
+        (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
 
     def run(self, script, *others, arrays=True, **environment):
         """Returns what a script reports in a process with this site on its path."""

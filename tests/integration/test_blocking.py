@@ -68,3 +68,38 @@ def test_autoload_off_loads_nothing_but_what_is_imported(chosen):
         "vanilla 0.1.0: not loaded, autoload is off; unset SWITCHAX_AUTOLOAD"
         in (answers["error"])
     )
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """Two plugins, and a module of neither, in one namespace package."""
+    site = Site(tmp_path_factory.mktemp("shared"))
+    for letter in "ab":
+        kernel, plugin = f"acme__{letter}_kernel", f"acme__{letter}_plugin"
+        site.add(
+            f"acme-{letter}",
+            {letter: f"acme.{letter}_plugin"},
+            files=[f"acme/{letter}_kernel.py", f"acme/{letter}_plugin.py"],
+            **{
+                kernel: operation(f"op_{letter}"),
+                plugin: f"import acme.{letter}_kernel",
+            },
+        )
+    (site.folder / "acme" / "model.py").write_text(operation("mine"))
+    return site
+
+
+OWNED = """
+import acme.b_kernel, acme.model
+report(mine=error_of(attend, "mine"), b=error_of(attend, "op_b"), owners=owners())
+"""
+
+
+@pytest.mark.parametrize("block", ["", "acme-a"])
+def test_plugins_that_share_a_namespace_own_their_files_alone(shared, block):
+    answers = shared.run(OWNED, SWITCHAX_BLOCK=block)
+    owners = answers["owners"]
+    assert owners["op_b"] == ["b", "acme-b"]
+    assert owners["mine"] == ["acme", ""]
+    assert ("op_a" in owners) is not bool(block)
+    assert answers["mine"] == answers["b"] == "no error: 64.0"

@@ -76,7 +76,8 @@ def attention(
         dropout_key: One PRNG key; needed with `dropout_prob`.
         layout: "bthd" as above, "bhtd" with axes 1 and 2 swapped, or "thd": packed
             tokens without a batch axis, told apart by segment ids `[tokens]`.
-        mode: One of the runtime modes, `"__train__"` by default.
+        mode: One of the runtime modes: `switchax.MODE_TRAIN`, the default,
+            `MODE_PREFILL`, `MODE_DECODE` or `MODE_INSERT`.
         return_lse: Whether the log-sum-exp is returned too.
         return_weights: Whether the probabilities are returned too.
         operation: "auto", a name, `plugin:operation`, or names tried in order. A

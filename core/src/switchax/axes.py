@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Self, TypeAlias, cast
 import jax
 import numpy as np
 
-from .checks import fail_type, fail_value
+from .checks import brief, fail_type, fail_value
 from .errors import near_miss
 
 __all__ = [
@@ -195,7 +195,7 @@ def freeze_axes(where: str, axes: Any) -> tuple[Any, ...]:
         todo = f"pass [{axes!r}]"
         raise fail_value(where, "a sequence of axes", f"axes={axes!r}", todo)
     if isinstance(axes, dict | set | frozenset) or not hasattr(axes, "__iter__"):
-        got = f"axes={axes!r} ({type(axes).__name__})"
+        got = f"axes={brief(axes)}"
         raise fail_type(where, "a sequence of axes", got, "pass a list or a tuple")
     return tuple(_frozen(axis) for axis in axes)
 

@@ -64,8 +64,9 @@ class Capabilities:
         cost: Cost class.
         layouts: Layouts taken as they are; core brings others to the first.
         multiples: Sizes that must be a multiple of a number, such as
-            `{"kv_len": 128}`; core pads q_len, kv_len, head_dim and v_head_dim where
-            it can. Others of attention are batch, heads and kv_heads.
+            `{"kv_len": 128}`. Core pads q_len, head_dim and v_head_dim, and kv_len if
+            the features have kv_lengths, segment_ids or mask to hide that by. Others
+            of attention are batch, heads and kv_heads.
         limits: Largest size taken, such as `{"head_dim": 256}`.
         opaque: The partitioner cannot see into the kernel (Pallas, Triton). On a
             mesh core runs it in a `jax.shard_map`, or refuses.

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import mesh as _mesh
 from jax.sharding import Mesh
 
-__all__ = ["Primitive", "entered_mesh", "is_tracing", "mesh_that_was_set"]
+__all__ = [
+    "Primitive",
+    "entered_mesh",
+    "is_tracing",
+    "jax_settings",
+    "mesh_that_was_set",
+]
 
 # The public name, `jax.extend.core.Primitive`, brings Pallas in with it.
 Primitive: Any = _core.Primitive
@@ -40,3 +48,12 @@ def is_tracing() -> bool:
     does not tell.
     """
     return not _core.trace_state_clean()
+
+
+def jax_settings() -> Hashable:
+    """Returns all of JAX's settings that a trace may depend on, as a key.
+
+    Publicly each has a name of its own, and an operation may ask any of them.
+    """
+    key: Hashable = _config.trace_context()
+    return key

@@ -1,4 +1,8 @@
-"""Remembers decisions, and holds a run to the decisions of an earlier one."""
+"""Remembers decisions, and holds a run to the decisions of an earlier one.
+
+`save(path)` writes what was chosen so far; with the setting `lock=path` a later run
+must choose the same, or raises.
+"""
 
 from __future__ import annotations
 

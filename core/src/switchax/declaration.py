@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 from .capabilities import Capabilities
-from .errors import RegistrationError, near_miss
+from .errors import RegistrationError, described, near_miss
 from .kind import OperationKind
 from .operation import (
     BaseOperation,
@@ -90,13 +90,14 @@ def _checked_names(cls: type[BaseOperation]) -> tuple[str, ...]:
         names = cls.get_impl_name()
     except TypeError as error:
         rule = "get_impl_name to be a classmethod without arguments"
-        raise _fail(cls, rule, str(error), "decorate it with @classmethod") from error
+        raise _fail(
+            cls, rule, described(error), "decorate it with @classmethod"
+        ) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        got = f"{type(error).__name__}: {error}"
-        todo = "return constants"
-        raise _fail(cls, "get_impl_name() to return names", got, todo) from error
+        rule, got = "get_impl_name() to return names", described(error)
+        raise _fail(cls, rule, got, "return constants") from error
     as_tuple = (names,) if isinstance(names, str) else names
     if not isinstance(as_tuple, tuple) or not as_tuple:
         rule = "get_impl_name() to return a str or a tuple of str"

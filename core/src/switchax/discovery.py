@@ -11,6 +11,7 @@ import re
 from importlib.metadata import Distribution
 from pathlib import PurePath
 
+from .errors import described
 from .settings import normalised
 
 __all__ = ["GROUP", "FoundPlugin", "damaged_files", "find_plugins"]
@@ -74,14 +75,14 @@ def _plugins_of(distribution: Distribution) -> list[FoundPlugin]:
     try:
         text = distribution.read_text("entry_points.txt")
     except (OSError, UnicodeDecodeError) as error:
-        problem = f"cannot read entry_points.txt: {error}"
+        problem = f"cannot read entry_points.txt: {described(error)}"
         return [_damaged(distribution, problem)] if _is_ours(distribution) else []
     if text is None or GROUP not in text:
         return []
     try:
         points = [point for point in distribution.entry_points if point.group == GROUP]
     except Exception as error:  # the parser has many
-        problem = f"malformed entry_points.txt: {type(error).__name__}: {error}"
+        problem = f"malformed entry_points.txt: {described(error)}"
         return [_damaged(distribution, problem)]
     if not points and _SECTION.search(text):
         problem = f"malformed entry_points.txt: nothing can be read of [{GROUP}]"
@@ -101,8 +102,7 @@ def damaged_files() -> list[tuple[str, str]]:
             list(distribution.entry_points)
         except Exception as error:  # configparser's, Unicode's, the file system's
             folder = str(getattr(distribution, "_path", "an unnamed distribution"))
-            problem = " ".join(f"{type(error).__name__}: {error}".split())
-            found.setdefault(f"{folder}/entry_points.txt", problem)
+            found.setdefault(f"{folder}/entry_points.txt", described(error))
     return sorted(found.items())
 
 

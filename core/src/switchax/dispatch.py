@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from . import decisions, registrations
+from .caller import warn_caller
 from .capabilities import Cost
 from .checks import fail_type, fail_value
+from .compat import jax_settings
 from .errors import (
     ContestedNameError,
     DegradedChoiceError,
@@ -171,7 +172,7 @@ def choose(
     said = check_degraded(decision, settings.strict)
     if said and said not in _said:
         _said.add(said)
-        warnings.warn(said, DegradedChoiceWarning, stacklevel=5)
+        warn_caller(said, DegradedChoiceWarning)
     if decisions.record(decision, settings.lock):
         call_hooks("switchax_decision", decision=decision)
     return decision
@@ -196,7 +197,9 @@ def decide(
         settings.force_native,
         metadata.backend if metadata is not None else None,
         placement,
-        registrations.generation(),
+        # What it depends on though it is not handed on: an operation's own rules may
+        # ask JAX for a setting.
+        (registrations.generation(), jax_settings()),
     )
 
 
@@ -209,7 +212,7 @@ def _choose(
     force_native: bool,
     backend: str | None,
     placement: Placement | None,
-    generation: int,
+    key: Hashable,
 ) -> Decision:
     candidates = assess(kind, request, target, force_native, backend, placement)
     if names:
@@ -353,8 +356,8 @@ def _preferred(
         "switchax_rank", request=request, candidates=names, target=target
     )
     if not isinstance(order, Sequence | None):
-        text = "switchax_rank: expected names or None, got "
-        warnings.warn(f"{text}{order!r}; it is passed over", stacklevel=2)
+        text = f"switchax_rank: expected names or None, got {type(order).__name__}; "
+        warn_caller(f"{text}it is passed over")
         return best[0]
     for name in order or ():
         for candidate in best:

@@ -22,6 +22,7 @@ __all__ = [
     "SettingsError",
     "UnknownOperationError",
     "UnsupportedError",
+    "described",
     "house_message",
     "near_miss",
 ]
@@ -37,6 +38,9 @@ class Refusal:
         actual: The value found there, as text.
         allowed: What would have been accepted, as text.
         hint: What the reader can do about it.
+
+    Raises:
+        TypeError: If one of them is no text.
     """
 
     code: str
@@ -44,6 +48,12 @@ class Refusal:
     actual: str
     allowed: str
     hint: str = ""
+
+    def __post_init__(self) -> None:
+        for field, value in vars(self).items():
+            if not isinstance(value, str):
+                got, todo = f"{field}={value!r}", f"write str({field})"
+                raise TypeError(house_message("Refusal", "text", got, todo))
 
     def __str__(self) -> str:
         text = f"{self.field}={self.actual} (allowed: {self.allowed})"
@@ -101,6 +111,17 @@ class ContractError(ImportError):
 
 class SettingsError(ValueError):
     """An unknown setting or a value it does not take."""
+
+
+def described(error: BaseException) -> str:
+    """Returns `Type: text` in one line, even of an error that cannot say its text."""
+    try:
+        text = str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as second:
+        text = f"(its text raised {type(second).__name__})"
+    return " ".join(f"{type(error).__name__}: {text}".split())
 
 
 def near_miss(name: str, known: Iterable[str], prefix: str = "") -> str:

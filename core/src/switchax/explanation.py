@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from .checks import as_metadata, fail_type
+from .checks import as_metadata, brief, fail_type
 from .dispatch import Candidate, assess, check_degraded, decide, operation_names
 from .errors import ContestedNameError, Refusal, UnknownOperationError, UnsupportedError
 from .kind import OperationKind
@@ -95,8 +95,11 @@ class Explanation:
             if capabilities.is_experimental(self.target.platform):
                 verdict += " (experimental: only when named)"
             text = f"  {candidate.entry.qualified} ({candidate.cost}): {verdict}"
-            text += f" {reasons}" if reasons else ""
-            lines.append(text + (f" [core adapts it: {steps}]" if steps else ""))
+            if reasons:
+                text += f" {reasons}"
+            elif steps and not candidate.refusals:
+                text += f" [core adapts it: {steps}]"
+            lines.append(text)
         lines += [f"  not loaded: {text}" for text in self.not_loaded]
         return "\n".join(lines)
 
@@ -144,7 +147,7 @@ def explain(
             "explain: expected a request or a call's arguments, got both; pass one"
         )
     if request is not None and not isinstance(request, Request):
-        got = f"request={request!r} ({type(request).__name__})"
+        got = f"request={brief(request)}"
         todo = "pass a call's arguments by name, or what kind.request(...) returns"
         raise fail_type("explain", "request to be a Request", got, todo)
     records = ensure_loaded()
@@ -199,7 +202,7 @@ def _target(target: str | Target | None, mesh: Any) -> Target:
     if target is not None:
         return Target.parse(target)
     if not isinstance(mesh, Mesh | AbstractMesh):
-        got = f"mesh={mesh!r} ({type(mesh).__name__})"
+        got = f"mesh={brief(mesh)}"
         raise fail_type("explain", "a Mesh or AbstractMesh", got, "see jax.make_mesh")
     return target_of_mesh(mesh) or current_target()
 

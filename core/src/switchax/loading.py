@@ -10,7 +10,6 @@ import dataclasses
 import importlib
 import threading
 import traceback
-import warnings
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import pluggy
 
 from . import hookspecs, registrations, settings
+from .caller import warn_caller
 from .discovery import FoundPlugin, find_plugins
 from .errors import ContractError, RegistrationError, near_miss
 
@@ -271,4 +271,4 @@ def _note_hook_problem(key: str, hook: str, error: BaseException) -> None:
     problems = record.hook_problems if record is not None else []
     if not any(problem.startswith(f"{hook} raised ") for problem in problems):
         problems.append(f"{hook} raised {_one_line(error)}")
-        warnings.warn(f"plugin {key}: {problems[-1]}; it is passed over", stacklevel=2)
+        warn_caller(f"plugin {key}: {problems[-1]}; it is passed over")

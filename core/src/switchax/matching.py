@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .capabilities import Capabilities
-from .errors import Refusal
+from .errors import Refusal, described
 from .kind import Plan
 from .operation import BaseOperation, forward_method, forward_parameters
 from .request import Request
@@ -40,8 +40,7 @@ def availability(cls: type[BaseOperation], target: Target) -> tuple[Refusal, ...
 
 def _fault(code: str, method: str, error: BaseException) -> Refusal:
     """The refusal of an operation whose own rules raise: only it may suffer."""
-    raised = " ".join(f"raised {type(error).__name__}: {error}".split())
-    hint = f"{method}() {raised}: upgrade or block its plugin"
+    hint = f"{method}() raised {described(error)}: upgrade or block its plugin"
     return Refusal(code, f"{method}()", "raised", "an answer", hint)
 
 

@@ -15,6 +15,7 @@ from .declaration import check_operation
 from .discovery import FoundPlugin
 from .errors import RegistrationError
 from .kind import OperationKind
+from .modules import common_parts, defining_module, holds
 from .operation import BaseOperation
 
 __all__ = ["Entry", "add_kind", "add_operation", "entries", "generation", "kinds"]
@@ -50,9 +51,18 @@ class Entry:
 
 
 _lock = threading.RLock()
-_operations: dict[type[BaseOperation], FoundPlugin | None] = {}
-# As they were when it was registered: asked again, a plugin's code could raise.
-_names: dict[type[BaseOperation], tuple[str, ...]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Registered:
+    """What was found of an operation when it was registered."""
+
+    names: tuple[str, ...]  # asked again, a plugin's code could raise
+    module: str
+    loader: FoundPlugin | None
+
+
+_operations: dict[type[BaseOperation], _Registered] = {}
 _kinds: dict[str, OperationKind] = {}
 _kind_owners: dict[str, FoundPlugin | None] = {}
 _plugins: list[FoundPlugin] = []
@@ -105,40 +115,30 @@ def add_operation(cls: type[BaseOperation]) -> None:
     Raises:
         RegistrationError: If the class contradicts itself or its kind.
     """
-    names = check_operation(cls)
+    new = _Registered(check_operation(cls), defining_module(cls), _loading.get())
     with _lock:
-        for known, loader in list(_operations.items()):
-            if known is cls or _names[known][0] != names[0]:
+        for known, old in list(_operations.items()):
+            if known is cls or old.names[0] != new.names[0]:
                 continue
-            if _origin(known) == _origin(cls):  # a module reloaded, a cell run again
-                _forget(known)
-            elif _same_plugin(known, loader, cls):
+            origins = (old.module, known.__qualname__), (new.module, cls.__qualname__)
+            if origins[0] == origins[1]:  # a module reloaded, a cell run again
+                del _operations[known]
+            elif _same_plugin(old, new):
                 raise RegistrationError(
                     f"{cls.__qualname__}: expected a canonical name of its own, got "
-                    f"{names[0]!r}, which {known.__module__}."
+                    f"{new.names[0]!r}, which {known.__module__}."
                     f"{known.__qualname__} of the same plugin has; choose another"
                 )
-        _operations.setdefault(cls, _loading.get())
-        _names[cls] = names
+        old_self = _operations.get(cls)
+        if old_self is not None and old_self.loader is not None:
+            new = dataclasses.replace(new, loader=old_self.loader)
+        _operations[cls] = new
         _generation[0] += 1
 
 
-def _forget(cls: type[BaseOperation]) -> None:
-    _operations.pop(cls, None)
-    _names.pop(cls, None)
-
-
-def _origin(cls: type[BaseOperation]) -> tuple[str, str]:
-    return cls.__module__, cls.__qualname__
-
-
-def _same_plugin(
-    known: type[BaseOperation], loader: FoundPlugin | None, cls: type[BaseOperation]
-) -> bool:
-    owner = _owner(known.__module__, loader)
-    if owner is None:
-        return known.__module__ == cls.__module__
-    return owner == _owner(cls.__module__, _loading.get())
+def _same_plugin(old: _Registered, new: _Registered) -> bool:
+    owner = _owner(old)
+    return old.module == new.module if owner is None else owner == _owner(new)
 
 
 def add_kind(kind: OperationKind) -> None:
@@ -165,58 +165,64 @@ def add_kind(kind: OperationKind) -> None:
 def remove_operation(cls: type[BaseOperation]) -> None:
     """Takes an operation out again, for tests and notebooks."""
     with _lock:
-        _forget(cls)
+        _operations.pop(cls, None)
         _generation[0] += 1
 
 
 def roll_back(plugin: FoundPlugin) -> None:
     """Removes everything that a plugin defined."""
     with _lock:
-        for cls, loader in list(_operations.items()):
-            if _owner(cls.__module__, loader) == plugin:
-                _forget(cls)
+        for cls, registered in list(_operations.items()):
+            if _owner(registered) == plugin:
+                del _operations[cls]
         for name, loader in list(_kind_owners.items()):
             if loader == plugin:
                 del _kinds[name], _kind_owners[name]
         _generation[0] += 1
 
 
-def _owner(module: str, loader: FoundPlugin | None) -> FoundPlugin | None:
-    """The plugin whose package defines a module; among equals the one loading it.
+def _owner(registered: _Registered) -> FoundPlugin | None:
+    """The plugin that an operation belongs to, or None.
 
-    A module of no plugin's package belongs to the plugin that loaded it.
+    It is the one whose package defines it; where several share that package, the one
+    whose files hold the module, else the one that loaded it. A module of no plugin's
+    package belongs to the plugin that loaded it.
     """
-    best, best_score = None, 0
+    module, loader = registered.module, registered.loader
+    scores = {plugin: common_parts(module, plugin.module) for plugin in _plugins}
+    best = max(scores.values(), default=0)
+    if not best:
+        return _holder(module) or loader
+    nearest = [plugin for plugin, score in scores.items() if score == best]
+    if len(nearest) == 1 or loader in nearest:
+        return loader if loader in nearest else nearest[0]
+    holder = _holder(module)
+    return holder if holder in nearest else nearest[0]
+
+
+def _holder(module: str) -> FoundPlugin | None:
+    """The plugin of a shared namespace whose distribution installed a module."""
+    top = module.partition(".")[0]
     for plugin in _plugins:
-        score = _common_parts(module, plugin.module)
-        if score > best_score or (score == best_score and score and plugin == loader):
-            best, best_score = plugin, score
-    return best if best is not None else loader
-
-
-def _common_parts(left: str, right: str) -> int:
-    count = 0
-    for a, b in zip(left.split("."), right.split("."), strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+        if plugin.module.partition(".")[0] == top and holds(plugin, module):
+            return plugin
+    return None
 
 
 def entries() -> list[Entry]:
     """Returns every operation that may be used, sorted by name and owner."""
     with _lock:
         found = []
-        for cls, loader in _operations.items():
-            owner = _owner(cls.__module__, loader)
+        for cls, registered in _operations.items():
+            owner = _owner(registered)
             if owner is None:
-                package = cls.__module__.partition(".")[0]
-                found.append(Entry(cls, _names[cls], package))
+                package = registered.module.partition(".")[0]
+                found.append(Entry(cls, registered.names, package))
             elif owner.key not in _barred:
                 found.append(
                     Entry(
                         cls,
-                        _names[cls],
+                        registered.names,
                         owner.name,
                         owner.distribution,
                         owner.version,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from . import registrations
-from .checks import as_metadata, fail_type, fail_value
+from .checks import as_metadata, brief, fail_type, fail_value
 from .errors import (
     ContestedNameError,
     RegistrationError,
     UnknownOperationError,
     UnsupportedError,
+    described,
     house_message,
     near_miss,
 )
@@ -168,7 +169,7 @@ def find_kind(where: str, kind: Any) -> OperationKind:
     if isinstance(kind, OperationKind):
         return kind
     if not isinstance(kind, str):
-        got = f"kind={kind!r} ({type(kind).__name__})"
+        got = f"kind={brief(kind)}"
         raise fail_type(where, "kind to be a name", got, "for example 'attention'")
     ensure_loaded()
     known = registrations.kinds()
@@ -220,10 +221,11 @@ def create_from(entry: Entry, metadata: OperationMetadata | None) -> BaseOperati
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if isinstance(error, Exception) and str(error).startswith(f"{entry.name}: "):
+        got = described(error)
+        is_its_own = got.partition(": ")[2].startswith(f"{entry.name}: ")
+        if isinstance(error, Exception) and is_its_own:
             raise
-        raised = " ".join(f"{type(error).__name__}: {error}".split())
-        got = f"{raised} from __init__"
+        got = f"{got} from __init__"
         todo = "upgrade or block its plugin"
         rule = "an operation that can be created"
         text = house_message(entry.qualified, rule, got, todo)

@@ -106,6 +106,9 @@ def _parse_names(name: str, value: Any, source: str) -> tuple[str, ...]:
         value = value.split(",")
     elif not isinstance(value, list | tuple | set | frozenset):
         raise _bad(source, f"{name} to be names", name, value, "give a list of names")
+    if name == "operation" and isinstance(value, set | frozenset):
+        todo = "give a list: they are tried in its order"
+        raise _bad(source, "operation in an order", name, value, todo)
     for item in value:
         if not isinstance(item, str):
             raise _bad(source, f"{name} to be names", name, value, "names are str")

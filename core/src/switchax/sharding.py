@@ -6,16 +6,17 @@ the mesh with its manual axes), `with mesh:` (deprecated since JAX 0.12), none.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from . import compat
 from .axes import EMPTY
+from .caller import warn_caller
 from .checks import brief, fail_type, fail_value, is_integer
 from .errors import near_miss
 from .settings import current_settings
@@ -175,10 +176,10 @@ def correct_spec(
         todo = "reshard the array first: partial sums are no layout"
         rule = "a spec without unreduced or reduced axes"
         raise fail_value(where, rule, f"spec={spec}", todo)
-    if not isinstance(spec, Iterable | None):
+    if not isinstance(spec, Sequence | PartitionSpec | None) or isinstance(spec, bytes):
         got = f"spec={brief(spec)}"
         raise fail_type(where, "a PartitionSpec", got, "pass its spec")
-    if not isinstance(shape, Iterable):
+    if not _is_shape(shape):
         got = f"shape={brief(shape)}"
         raise fail_type(where, "a shape", got, "pass x.shape")
     entries = [
@@ -200,11 +201,19 @@ def correct_spec(
     return as_spec([*kept, *[None] * (len(shape) - len(kept))])
 
 
+def _is_shape(shape: Any) -> bool:
+    """Whether it is a sequence of lengths, which may be symbolic."""
+    none = str, bytes, float, type(None)
+    return isinstance(shape, Sequence | np.ndarray) and not (
+        isinstance(shape, str | bytes) or any(isinstance(n, none) for n in shape)
+    )
+
+
 def _checked_mesh(where: str, mesh: Any) -> AnyMesh | None:
     if mesh is None:
         return current_mesh()
     if not isinstance(mesh, Mesh | AbstractMesh):
-        got = f"mesh={mesh!r} ({type(mesh).__name__})"
+        got = f"mesh={brief(mesh)}"
         raise fail_type(where, "a Mesh or AbstractMesh", got, "see jax.make_mesh")
     return None if mesh.empty else mesh
 
@@ -259,7 +268,7 @@ def _report_unknown(
         if name not in _said:
             _said.add(name)
             message = f"{where}: expected {rule}, got {got}; it splits nothing"
-            warnings.warn(message, UnknownMeshAxisWarning, stacklevel=3)
+            warn_caller(message, UnknownMeshAxisWarning)
 
 
 def report_unused_mesh(
@@ -297,7 +306,7 @@ def report_unused_mesh(
     if (where, got) not in _said:
         _said.add((where, got))
         message = f"{where}: expected {rule}, got {got}, which splits nothing; {todo}"
-        warnings.warn(message, UnknownMeshAxisWarning, stacklevel=4)
+        warn_caller(message, UnknownMeshAxisWarning)
 
 
 def shape_of(where: str, x: Any) -> tuple[int, ...]:
@@ -305,7 +314,7 @@ def shape_of(where: str, x: Any) -> tuple[int, ...]:
     shape = getattr(x, "shape", None)
     if isinstance(shape, tuple) and not isinstance(x, jax.ShapeDtypeStruct):
         return shape
-    got = f"x={x!r} ({type(x).__name__})"
+    got = f"x={brief(x)}"
     raise fail_type(where, "an array", got, "shard each array of a tree")
 
 

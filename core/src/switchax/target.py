@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from .errors import house_message, near_miss
+from .errors import described, house_message, near_miss
 
 __all__ = ["PLATFORMS", "Target", "current_target", "target_of_device"]
 
@@ -99,8 +99,9 @@ class Target:
         if platform == "gpu":
             platform = gpu_vendor()
         if platform not in PLATFORMS:
+            known = ", ".join(sorted(PLATFORMS))
             raise ValueError(
-                f"target: expected one of {sorted(PLATFORMS)}, optionally with "
+                f"target: expected one of {known}, optionally with "
                 f"':generation', got target={text!r}"
                 f"{near_miss(platform, PLATFORMS)}; for example 'tpu:v5e'"
             )
@@ -256,7 +257,7 @@ def first_device() -> Any:
         from .discovery import damaged_files
 
         damaged = [f"{path} ({problem})" for path, problem in damaged_files()]
-        got = " ".join(f"{type(error).__name__}: {error}".split())
+        got = described(error)
         todo = f"reinstall or delete what holds {', '.join(damaged)}"
         if not damaged:
             todo = "see `switchax doctor`"

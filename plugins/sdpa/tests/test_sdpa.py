@@ -254,6 +254,14 @@ def test_bfloat16_is_refused_where_jax_cannot_lower_its_gradient():
         assert switchax.attention(*wide, operation="sdpa").shape == q.shape
 
 
+def test_what_was_chosen_under_another_promotion_is_not_remembered():
+    q, k, v = operands("bfloat16", kv_len=19)  # of no other test
+    named = {"query": q, "key": k, "value": v, "operation": "sdpa", "target": "tpu"}
+    for promotion, chosen in (("standard", "sdpa:sdpa"), ("strict", None)) * 2:
+        with jax.numpy_dtype_promotion(promotion):
+            assert switchax.explain(**named).chosen == chosen
+
+
 def test_sums_in_bfloat16_are_as_measured():
     # If this fails, XLA has changed, and a refusal may go.
     rng = np.random.default_rng(0)

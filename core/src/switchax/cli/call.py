@@ -144,5 +144,5 @@ def _other(text: str) -> tuple[str, Any]:
         return name, _array(sizes, dtype)
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return name, value

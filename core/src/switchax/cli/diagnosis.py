@@ -13,7 +13,7 @@ import numpy as np
 
 from switchax import registrations
 from switchax._version import __version__
-from switchax.errors import SettingsError, near_miss
+from switchax.errors import SettingsError, described, near_miss
 from switchax.loading import ensure_loaded, hooks
 from switchax.registry import find_entry
 from switchax.settings import Settings, normalised, setting_sources
@@ -168,7 +168,7 @@ def _devices() -> dict[str, Any]:
         found = jax.devices()
         counts = Counter((str(target_of_device(d)), d.device_kind) for d in found)
     except Exception as error:  # whatever a backend, or damaged metadata, raises
-        return {"found": [], "problem": one_line(f"{type(error).__name__}: {error}")}
+        return {"found": [], "problem": one_line(described(error))}
     kinds = [
         {"target": target, "device_kind": kind, "count": count}
         for (target, kind), count in counts.items()

@@ -58,12 +58,12 @@ def house_form() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Shows each warning as one line on stderr, core's own in any case."""
+    """Shows each warning as one line on stderr, those of users in any case."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         click.echo(f"warning: {one_line(message)}", err=True)
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("always", category=UserWarning, module=r"switchax\.")
+        warnings.filterwarnings("always", category=UserWarning)
         warnings.showwarning = show
         yield

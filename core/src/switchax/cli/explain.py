@@ -10,7 +10,7 @@ import click
 import jax
 
 from switchax import registrations
-from switchax.errors import house_message, near_miss
+from switchax.errors import described, house_message, near_miss
 from switchax.explanation import Explanation
 from switchax.explanation import explain as explain_request
 from switchax.loading import ensure_loaded
@@ -97,9 +97,7 @@ def _answer(request: Request, target: Target, names: list[str]) -> Explanation:
         return explain_request(request, target=target, operation=operation)
     except Exception as error:  # raised where an operation is asked what it refuses
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        got = (
-            f"{type(error).__name__}: {error} (line {frame.lineno} of {frame.filename})"
-        )
+        got = f"{described(error)} (line {frame.lineno} of {frame.filename})"
         todo = "repair that plugin, or leave it out with SWITCHAX_BLOCK"
         rule = "plugins that say what they refuse"
         text = house_message("switchax explain", rule, got, todo)

@@ -10,6 +10,7 @@ import click
 import jax.numpy as jnp
 
 from switchax.axes import MODE_DECODE, MODE_INSERT, MODE_PREFILL, MODE_TRAIN
+from switchax.capabilities import DTYPES
 from switchax.errors import house_message, near_miss
 
 from .errors import WrongCall
@@ -79,7 +80,9 @@ def _dtype(ctx: click.Context, param: click.Parameter, text: str) -> str:
     try:
         return str(jnp.dtype(text).name)
     except TypeError:
-        raise wrong("a dtype", f"--dtype={text}", "for example bfloat16") from None
+        known = sorted(DTYPES)
+        got = f"--dtype={text}{near_miss(text, known)}"
+        raise wrong("a dtype", got, f"such as {', '.join(known)}") from None
 
 
 _OPTIONS = (

@@ -66,7 +66,7 @@ def _show(rows: list[Row], missing: list[PluginRecord], target: Target | None) -
         heading = f"on {target}" if target is not None else "here"
         show_table((*COLUMNS, heading), [_cells(row) for row in rows])
     else:
-        show_line(NOTHING)
+        show_line("no operation is loaded" if missing else NOTHING)
     _show_not_loaded(missing)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from switchax.errors import house_message
+from switchax.errors import described, house_message
 from switchax.target import Target, current_target
 
 from .errors import WrongCall, one_line
@@ -39,6 +39,6 @@ def present_target() -> tuple[Target | None, str]:
     except Exception as error:
         if str(error).startswith("JAX: "):  # the house form already
             return None, str(error)
-        got = one_line(f"{type(error).__name__}: {error}")
+        got = one_line(described(error))
         todo = "ask for another by --target, or see `switchax doctor`"
         return None, house_message("JAX", "a device to start on", got, todo)

@@ -19,7 +19,7 @@ from switchax.axes import (
     RUNTIME_MODE_TYPES,
     check_mode,
 )
-from switchax.checks import as_bool, fail_type, fail_value
+from switchax.checks import as_bool, brief, fail_type, fail_value
 from switchax.errors import Refusal, UnsupportedError, house_message, near_miss
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _resolved(
 
 def _dimensions(where: str, layout: Any) -> tuple[str, ...]:
     if not isinstance(layout, str):
-        got = f"layout={layout!r} ({type(layout).__name__})"
+        got = f"layout={brief(layout)}"
         raise fail_type(where, "layout to be a str", got, "for example 'bthd'")
     if layout in _LAYOUTS:
         return _LAYOUTS[layout]
@@ -149,7 +149,7 @@ def _sink_axes(where: str, softmax_aux: Any) -> tuple[Any, ...] | None:
         return None
     rank = getattr(softmax_aux, "ndim", None)
     if not isinstance(rank, int):
-        got = f"softmax_aux={softmax_aux!r} ({type(softmax_aux).__name__})"
+        got = f"softmax_aux={brief(softmax_aux)}"
         raise fail_type(where, "softmax_aux to be an array", got, "or pass None")
     if rank not in (1, 2):
         rule = "softmax_aux [heads] or [heads, num_sinks]"

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from switchax.axes import MODE_DECODE, MODE_TRAIN, NOT_GIVEN, DynamicShardingAxes
-from switchax.checks import check_keywords, fail_type, fail_value
+from switchax.checks import brief, check_keywords, fail_type, fail_value
 from switchax.errors import house_message
 from switchax.sharding import constrain, shape_of
 
@@ -249,7 +249,7 @@ def _axes_and_mode(axes: Any, mode: Any, dynamic_axes: Any) -> tuple[Any, Any]:
         todo = "or pass a preset, as axes or dynamic_axes"
         raise fail_value("resolve", "axes and mode", got, todo)
     if not _is_preset(preset):
-        got = f"dynamic_axes={preset!r} ({type(preset).__name__})"
+        got = f"dynamic_axes={brief(preset)}"
         todo = "pass a preset of switchax.axes, its class or an instance"
         raise fail_type("resolve", "a DynamicShardingAxes", got, todo)
     if isinstance(preset, type) and not hasattr(preset, "axes"):
@@ -333,7 +333,7 @@ def apply_logical_sharding(
         todo = "pass partition_manager=, or call within `with manager:`"
         raise fail_value(where, "a partition manager", "none in this context", todo)
     if not isinstance(manager, PartitionManager):
-        got = f"partition_manager={manager!r} ({type(manager).__name__})"
+        got = f"partition_manager={brief(manager)}"
         todo = "pass PartitionManager(PartitionAxis())"
         raise fail_type(where, "a PartitionManager", got, todo)
     return manager.shard(x, axes, mode, dynamic_axes, auto_correct)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from switchax.axes import EMPTY, NOT_GIVEN
-from switchax.checks import check_keywords, fail_type, fail_value
+from switchax.checks import brief, check_keywords, fail_type, fail_value
 
 from . import context
 from .fields import DERIVED_FROM, TOKEN_FIELDS
@@ -141,7 +141,7 @@ def axis_rules(rules: Mapping[str, Any]) -> Iterator[None]:
     """
     where = "axis_rules"
     if not isinstance(rules, Mapping):
-        got = f"{rules!r} ({type(rules).__name__})"
+        got = f"{brief(rules)}"
         raise fail_type(where, "a mapping from name to rule", got, "pass {name: rule}")
     parsed = {_checked_name(where, n): _parsed(where, r) for n, r in rules.items()}
     outer = context.scope.peek()
@@ -168,7 +168,7 @@ def _parsed(where: str, rule: Any) -> AxisRule:
 def _checked_name(where: str, name: Any) -> str:
     todo = "pass a name such as '__PAGE__'"
     if not isinstance(name, str):
-        got = f"semantic_axis={name!r} ({type(name).__name__})"
+        got = f"semantic_axis={brief(name)}"
         raise fail_type(where, "a str as name", got, todo)
     if not name.strip():
         raise fail_value(where, "a name", f"semantic_axis={name!r}", todo)
@@ -187,6 +187,6 @@ def _frozen(where: str, rule: Any) -> Any:
         return tuple(_frozen(where, member) for member in rule)
     if rule is None or (isinstance(rule, str | int) and not isinstance(rule, bool)):
         return rule
-    got = f"{rule!r} ({type(rule).__name__})"
+    got = f"{brief(rule)}"
     todo = "pass a token, a field of PartitionAxis, a mesh axis, or a tuple of those"
     raise fail_type(where, "a rule", got, todo)

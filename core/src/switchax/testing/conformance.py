@@ -14,9 +14,9 @@ import jaxlib.version
 
 from switchax import registrations
 from switchax._version import __version__
-from switchax.checks import fail_type, fail_value
+from switchax.checks import brief, fail_type, fail_value
 from switchax.declaration import check_once
-from switchax.errors import UnsupportedError
+from switchax.errors import UnsupportedError, described
 from switchax.operation import BaseOperation
 from switchax.registry import find_entry
 from switchax.target import Target, current_target
@@ -126,7 +126,7 @@ def _class_of(operation: str | type[BaseOperation]) -> type[BaseOperation]:
         return find_entry(operation, current_target()).operation
     if isinstance(operation, type) and issubclass(operation, BaseOperation):
         return operation
-    got = f"operation={operation!r} ({type(operation).__name__})"
+    got = f"operation={brief(operation)}"
     raise fail_type("conform", "a name or an operation class", got, "pass one")
 
 
@@ -254,8 +254,7 @@ class Run:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            return "raised", Finding(text=text[:600])
+            return "raised", Finding(text=described(error)[:600])
         if finding.text:
             return "accepted" if finding.accepted else "wrong", finding
         if not finding.error <= 1:

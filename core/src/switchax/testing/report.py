@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from switchax.checks import fail_value
+from switchax.errors import described
 
 from .suite import LEVELS
 
@@ -25,7 +26,7 @@ class Failure:
     Attributes:
         rule: The rule that is broken.
         title: The case that failed first.
-        smallest: The smallest call that still fails, as text.
+        smallest: The smallest call found that still fails, as text.
         kind: "wrong", "refused" (what it declares), "accepted" (what it does not) or
             "raised".
         text: What is wrong.
@@ -153,8 +154,9 @@ class Report:
             KeyError,
             AttributeError,
             RecursionError,
+            OverflowError,
         ) as error:
-            got = f"{type(error).__name__}: {error}"
+            got = described(error)
             todo = "write one with `switchax conform NAME --report FILE`"
             raise fail_value("Report.from_json", "a report", got, todo) from error
         return report

@@ -47,10 +47,14 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Finding:
-    """Returns the first that is wrong, else that of the largest error."""
+    """Returns the first that is wrong, else that of the largest error.
+
+    Of none it is one of no error.
+    """
     found = list(findings)
     wrong = (finding for finding in found if finding.is_wrong)
-    return next(wrong, None) or max(found, key=lambda finding: finding.error)
+    largest = max(found, key=lambda finding: finding.error, default=Finding())
+    return next(wrong, largest)
 
 
 class Case(abc.ABC):

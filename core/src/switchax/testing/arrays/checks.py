@@ -39,6 +39,7 @@ class Subject:
     call: ArrayCall
     roles: Mapping[str, str]
     programs: dict[Any, Any]
+    alone: str = ""  # the one argument that is differentiated, if not all are
 
     @property
     def capabilities(self) -> Capabilities:
@@ -47,10 +48,11 @@ class Subject:
 
     @property
     def differentiable(self) -> list[str]:
-        """The arguments whose gradients are declared."""
+        """The arguments whose gradients are declared, or one of them alone."""
         declared = self.capabilities.differentiable
         arrays = self.call.arrays()
-        return [n for n, a in arrays.items() if is_floating(a) and n in declared]
+        names = [n for n, a in arrays.items() if is_floating(a) and n in declared]
+        return [name for name in names if self.alone in ("", name)]
 
     def jitted(self, function: Callable[..., Any]) -> Any:
         """A method of this class under jit, kept for calls that differ in arrays."""
@@ -234,13 +236,20 @@ def check_underivable(subject: Subject) -> Finding:
 
 
 def check_transforms(subject: Subject) -> Finding:
-    """No jit, vmap, and vmap of a gradient mean one call for each."""
+    """No jit, vmap over any axes, and vmap of a gradient mean one call for each.
+
+    So does the gradient of one argument alone.
+    """
     calls: list[Any] = [subject.call, moved(subject.call, subject.call.dtype, 1)]
     draws = [call.arrays() for call in calls]
     one = _traced(draws[0])
     both = _traced({name: np.stack([d[name] for d in draws]) for name in one})
     floats = {name: array for name, array in both.items() if is_floating(array)}
-    axes = {name: 0 if name in floats else None for name in one}
+    places = {
+        name: index % array.ndim for index, (name, array) in enumerate(floats.items())
+    }
+    axes = dict.fromkeys(one) | places
+    turned = {n: jnp.moveaxis(array, 0, places[n]) for n, array in floats.items()}
     shared = {name: draws[1][name] for name in floats}
     stacked = jax.tree.map(lambda *a: np.stack(a), *(c.expected() for c in calls))
     mixed = [calls[0].expected(), calls[0].expected(**shared)]
@@ -253,12 +262,13 @@ def check_transforms(subject: Subject) -> Finding:
         ),
         subject.compare(
             "output under vmap of the floating arrays",
-            jax.jit(jax.vmap(subject.output, in_axes=(axes,)))({**one, **floats}),
+            jax.jit(jax.vmap(subject.output, in_axes=(axes,)))({**one, **turned}),
             jax.tree.map(lambda *a: np.stack(a), *mixed),
         ),
     ]
     if subject.differentiable:
         cotangents = _cotangents(calls[0])
+        findings += _alone(subject, one, cotangents)
         mapped = jax.vmap(lambda arrays: subject.gradients(arrays, cotangents)[1])
         for name, gradients in jax.jit(mapped)(both).items():
             for call, gradient in zip(calls, gradients, strict=True):
@@ -267,6 +277,18 @@ def check_transforms(subject: Subject) -> Finding:
                 text = found.text.replace(f"d_{name}", what)
                 findings.append(Finding(found.error, text, quantity=what))
     return worst(findings)
+
+
+def _alone(subject: Subject, arrays: Arrays, cotangents: list[Any]) -> list[Finding]:
+    """The gradient of each argument where no other is asked for."""
+    findings = []
+    for name in subject.differentiable if len(subject.differentiable) > 1 else ():
+        only = dataclasses.replace(subject, alone=name)
+        gradient = jax.jit(only.gradients)(arrays, cotangents)[1][name]
+        found = subject.project(name, gradient, cotangents, subject.call)
+        text = found.text.replace(f"d_{name}", f"d_{name} alone")
+        findings.append(Finding(found.error, text, quantity=f"d_{name} alone"))
+    return findings
 
 
 def check_in_turn(subject: Subject) -> Finding:

@@ -76,12 +76,12 @@ class ArraySuite(Suite):
         yield self._case(self.roles["refusal"], first, "keywords")
         yield self._case(self.roles["gradient"], first, "underivable")
         role = self.roles["transforms"]
+        checks = ["transforms", "forward mode", "second order"]
+        checks += ["mesh"] if jax.device_count() > 1 else []
         for call in (first, *_one_of_each(capabilities, calls)):
-            for check in ("transforms", "forward mode", "second order"):
+            for check in checks:
                 yield self._case(role, call, check)
         yield self._case(role, first, "in turn")
-        if jax.device_count() > 1:
-            yield self._case(role, first, "mesh")
 
     def _refusals(
         self, capabilities: Capabilities, calls: list[tuple[str, ArrayCall]]

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from switchax.axes import MODE_TRAIN
 from switchax.kinds.attention.oracle import (
     OracleOutput,
     attention_oracle,
@@ -45,14 +46,14 @@ class AttentionCall:
         v_head_dim: Of value; None is head_dim.
         dtype: Of query, key, value and, unless `bias_dtype` says otherwise, bias.
         layout: "bthd", "bhtd" or "thd".
-        bias: "" (none), "full", "head" `[1, heads, q_len, kv_len]`, "sample" `[batch,
-            1, q_len, kv_len]`, "padding" `[batch, 1, 1, kv_len]`, "row" `[heads,
-            q_len, 1]`, "key" `[kv_len]`, or "minus_inf", full with some -inf and some
-            rows of nothing else.
+        bias: "" (none), "full", "head" `[1, heads, q_len, kv_len]`, "slopes" `[1,
+            heads, 1, kv_len]`, "sample" `[batch, 1, q_len, kv_len]`, "padding"
+            `[batch, 1, 1, kv_len]`, "row" `[heads, q_len, 1]`, "key" `[kv_len]`, or
+            "minus_inf", full with some -inf and some rows of nothing else.
         bias_dtype: Dtype of bias; "" is that of query.
-        mask: "" (none), "full", "key", "square" `[q_len, kv_len]`, "sample" `[batch,
-            1, q_len, kv_len]` or "padding" `[batch, 1, 1, kv_len]`, by which every row
-            sees a key; or "row", by which some rows see none.
+        mask: "" (none), "full", "key", "square" `[q_len, kv_len]`, "head", "sample"
+            or "padding", shaped as those of bias, by which every row sees a key; or
+            "row", by which some rows see none.
         segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
             "apart" (the later half of the rows sees none), "negative" (on both sides,
             at the start) or "trailing" (at the end).
@@ -63,10 +64,13 @@ class AttentionCall:
         offset: "zero", "negative", "last" (`kv_len - q_len`), "traced" or "batch".
         soft_cap: `logits_soft_cap`.
         sinks: None, 0 for `softmax_aux` `[heads]`, or n for `[heads, n]`.
+        sink_level: What is added to the sinks.
         dropout: `dropout_prob`.
         scale: `softmax_scale`.
         factor: What query, key and value are multiplied by.
         alike: Whether value's entries are near 1, so that sums over keys grow.
+        mode: As in the call; it says how arrays lie, and changes no value.
+        plain: Whether neither lse nor weights are asked for.
         seed: Of the values.
     """
 
@@ -89,10 +93,13 @@ class AttentionCall:
     offset: str = "zero"
     soft_cap: float | None = None
     sinks: int | None = None
+    sink_level: float = 0.0
     dropout: float = 0.0
     scale: float | None = None
     factor: float = 1.0
     alike: bool = False
+    mode: str = MODE_TRAIN
+    plain: bool = False
     seed: int = 0
 
     def __str__(self) -> str:
@@ -168,7 +175,8 @@ class Drawn:
         arrays = {
             n: np.asarray(a) for n, a in self.arrays.items() if n != "dropout_key"
         }
-        return {**arrays, **self.options}
+        options = {n: o for n, o in self.options.items() if n != "mode"}
+        return {**arrays, **options}
 
 
 def draw(
@@ -231,6 +239,7 @@ def _logit_arrays(
         "key": (kv_len,),
         "sample": (batch, 1, q_len, kv_len),
         "head": (1, heads, q_len, kv_len),
+        "slopes": (1, heads, 1, kv_len),
         "square": (q_len, kv_len),
         "padding": (batch, 1, 1, kv_len),
     }
@@ -248,7 +257,8 @@ def _logit_arrays(
     if call.sinks is not None:
         shape = (heads, call.sinks) if call.sinks else (heads,)
         precise = "float64" if call.dtype == "float64" else "float32"
-        arrays["softmax_aux"] = rng.normal(size=shape).astype(precise)
+        sinks = call.sink_level + rng.normal(size=shape)
+        arrays["softmax_aux"] = sinks.astype(precise)
     return arrays
 
 
@@ -311,6 +321,8 @@ def _options(call: AttentionCall) -> dict[str, Any]:
     ):
         if option is not None and option is not False and option != 0.0:
             options[name] = option
+    if call.mode != MODE_TRAIN:
+        options["mode"] = call.mode
     if call.scale == 0.0:
         options["softmax_scale"] = 0.0
     if call.causal or call.window:
@@ -360,11 +372,14 @@ def visible_pairs(call: AttentionCall, drawn: Drawn) -> NDArray[np.bool_]:
 
 
 def largest_logit(call: AttentionCall, drawn: Drawn) -> float:
-    """Returns a bound of the logits, by the lengths of query and key vectors."""
+    """Returns a bound of the logits, by the lengths of query and key vectors.
+
+    Sinks are logits too.
+    """
     query, key = (drawn.arrays[n].astype("float64") for n in ("query", "key"))
     if 0 in query.shape or 0 in key.shape:
         return 0.0
     scale = call.head_dim**-0.5 if call.scale is None else call.scale
     lengths = (np.linalg.norm(a, axis=-1) for a in (query, key))
     largest = (x[np.isfinite(x)].max(initial=0.0) for x in lengths)
-    return float(abs(scale) * math.prod(largest))
+    return max(abs(call.sink_level), float(abs(scale) * math.prod(largest)))

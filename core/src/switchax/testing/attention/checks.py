@@ -19,6 +19,7 @@ from .transforms import (
 )
 from .values import (
     check_accumulation,
+    check_alone,
     check_dropout,
     check_effect,
     check_lse,
@@ -30,6 +31,7 @@ __all__ = ["CHECKS"]
 CHECKS: dict[str, Callable[[Subject], Finding]] = {
     "value": check_value,
     "accumulation": check_accumulation,
+    "alone": check_alone,
     "lse": check_lse,
     "effect": check_effect,
     "dropout": check_dropout,

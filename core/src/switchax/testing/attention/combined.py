@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from switchax.axes import MODE_DECODE, MODE_PREFILL, MODE_TRAIN
 from switchax.capabilities import Capabilities
 
 from .calls import AttentionCall
@@ -21,20 +22,22 @@ Changes = dict[str, Any]
 _QUICK: dict[str, list[Changes]] = {
     "heads": [
         {},
-        {"heads": 8, "kv_heads": 2},
+        {"heads": 6, "kv_heads": 2},
         {"heads": 1, "kv_heads": 1, "batch": 5},
     ],
-    "head_dim": [{"head_dim": 64}, {"head_dim": 128}, {"v_head_dim": 24}],
+    "head_dim": [{"head_dim": 64}, {"head_dim": 256}, {"v_head_dim": 24}],
+    # The long ones have three blocks of 128, the number at which neighbours end.
     "lengths_of_axes": [
         {"q_len": 17, "kv_len": 33},
-        {"q_len": 1, "kv_len": 150},
-        {"q_len": 150, "kv_len": 150, "batch": 1},
+        {"q_len": 1, "kv_len": 300},
+        {"q_len": 300, "kv_len": 300, "batch": 1},
     ],
     "layout": [{}, {"layout": "bhtd"}, {"layout": "thd"}],
     "position": [
         {},
         {"causal": True, "offset": "last"},
-        {"window": (6, 3), "offset": "last"},
+        {"window": (6, 3), "offset": "batch"},
+        {"window": (200, 0)},
     ],
     "hidden": [
         {},
@@ -44,27 +47,35 @@ _QUICK: dict[str, list[Changes]] = {
         {"segments": "interleaved"},
     ],
     "lengths": [{}, {"lengths": "kv"}, {"lengths": "both"}],
-    "bias": [{}, {"bias": "full"}, {"bias": "head"}, {"bias": "sample"}],
+    "bias": [{}, {"bias": "full"}, {"bias": "slopes"}, {"bias": "sample"}],
     "logits": [{}, {"soft_cap": 2.0}, {"scale": 0.9}],
     "sinks": [{}, {"sinks": 0}],
+    "asked": [
+        {},
+        {"plain": True},
+        {"mode": MODE_DECODE},
+        {"mode": MODE_PREFILL, "plain": True},
+    ],
 }
 _FULL: dict[str, list[Changes]] = {
     "heads": [
         *_QUICK["heads"],
-        {"heads": 6, "kv_heads": 2},
+        {"heads": 8, "kv_heads": 2},
         {"heads": 32, "kv_heads": 8, "batch": 1},
     ],
-    "head_dim": [{}, *_QUICK["head_dim"], {"head_dim": 256}, {"head_dim": 80}],
+    "head_dim": [{}, *_QUICK["head_dim"], {"head_dim": 128}, {"head_dim": 80}],
     "lengths_of_axes": [
         {},
         *_QUICK["lengths_of_axes"],
         {"q_len": 64, "kv_len": 63},
+        {"q_len": 150, "kv_len": 150, "batch": 1},
         {"q_len": 300, "kv_len": 520, "batch": 1},
     ],
     "layout": _QUICK["layout"],
     "position": [
         *_QUICK["position"],
         {"causal": True},
+        {"window": (6, 3), "offset": "last"},
         {"window": (3, 1), "offset": "traced"},
         {"causal": True, "window": (20, None), "offset": "batch"},
     ],
@@ -79,12 +90,14 @@ _FULL: dict[str, list[Changes]] = {
     "lengths": [*_QUICK["lengths"], {"lengths": "q"}],
     "bias": [
         *_QUICK["bias"],
+        {"bias": "head"},
         {"bias": "row"},
         {"bias": "padding"},
         {"bias": "full", "bias_dtype": "float32"},
     ],
     "logits": [*_QUICK["logits"], {"soft_cap": 0.7, "scale": 0.3}, {"factor": 2.0}],
     "sinks": [*_QUICK["sinks"], {"sinks": 3}],
+    "asked": _QUICK["asked"],
 }
 
 
@@ -148,6 +161,7 @@ def covering(factors: Mapping[str, list[Changes]]) -> Iterator[Changes]:
 def rule_of(call: AttentionCall) -> str:
     """The rule of what is last among those that a call uses: the rest is simpler."""
     used = (
+        ("R12", call.mode != MODE_TRAIN),
         ("R9", call.sinks is not None),
         ("R5", call.window is not None),
         ("R4", call.offset != "zero"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from switchax.axes import MODE_DECODE, MODE_PREFILL, MODE_TRAIN
 from switchax.capabilities import Capabilities
 
 from .calls import AttentionCall
@@ -36,8 +37,8 @@ def attention_calls(capabilities: Capabilities) -> SearchStrategy[AttentionCall]
     offsets += ["batch"] if "q_offset_per_batch" in features else []
     lengths = [""] + [n for n in ("q", "kv") if f"{n}_lengths" in features]
     lengths += ["both"] if len(lengths) == 3 else []
-    sizes = st.sampled_from([1, 2, 7, 33, 64, 65, 130])
-    wide = st.one_of(st.none(), st.integers(0, 70))
+    sizes = st.sampled_from([1, 2, 7, 33, 64, 65, 130, 257])
+    wide = st.one_of(st.none(), st.integers(0, 300))
     windows = st.one_of(st.none(), st.tuples(wide, wide))
     groups = [(1, 1), (4, 4)] + ([(4, 1), (6, 2)] if "gqa" in features else [])
 
@@ -54,8 +55,8 @@ def attention_calls(capabilities: Capabilities) -> SearchStrategy[AttentionCall]
         v_head_dim=of("v_head_dim", None, 8, 24),
         dtype=st.sampled_from(sorted(capabilities.dtypes)),
         layout=st.sampled_from(["bthd", "bhtd", "thd"]),
-        bias=of("bias", "", "full", "row", "key", "minus_inf"),
-        mask=of("mask", "", "full", "row", "key", "sample"),
+        bias=of("bias", "", "full", "row", "key", "slopes", "minus_inf"),
+        mask=of("mask", "", "full", "row", "key", "sample", "head"),
         segments=of("segment_ids", "", "ids", "apart", "negative"),
         lengths=st.sampled_from(lengths),
         causal=of("causal", False, True),
@@ -64,6 +65,8 @@ def attention_calls(capabilities: Capabilities) -> SearchStrategy[AttentionCall]
         soft_cap=of("logits_soft_cap", None, 0.7, 5.0),
         sinks=of("softmax_aux", None, 0, 3),
         scale=st.sampled_from([None, 0.3, -1.0]),
+        mode=st.sampled_from([MODE_TRAIN, MODE_DECODE, MODE_PREFILL]),
+        plain=st.booleans(),
         seed=st.integers(0, 999),
     )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
 
+from switchax.axes import MODE_TRAIN
 from switchax.capabilities import DTYPES, Capabilities
 from switchax.errors import UnsupportedError
 from switchax.kinds.attention.features import FEATURES
@@ -23,6 +23,16 @@ from .checks import CHECKS
 from .combined import rule_of, together
 from .fitting import Fitting
 from .programs import Programs
+from .singles import (
+    BLOCKS,
+    EFFECTS,
+    USES,
+    beside_dropout,
+    logits,
+    shapes,
+    that_hide,
+    visibilities,
+)
 from .strategies import drawn_calls
 from .subject import Subject
 
@@ -30,6 +40,8 @@ __all__ = ["AttentionCase", "AttentionSuite"]
 
 # What a call is made simpler by, one at a time, best first.
 _SIMPLER: tuple[dict[str, Any], ...] = (
+    {"mode": MODE_TRAIN},
+    {"plain": False},
     {"bias": ""},
     {"mask": ""},
     {"segments": ""},
@@ -37,7 +49,8 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
     {"window": None},
     {"causal": False},
     {"soft_cap": None},
-    {"sinks": None},
+    {"sinks": None, "sink_level": 0.0},
+    {"sink_level": 0.0},
     {"offset": "zero"},
     {"scale": None},
     {"factor": 1.0},
@@ -140,8 +153,12 @@ class AttentionCase(Case):
 
     def simpler(self) -> Iterator[Case]:
         """Yields calls with one thing less."""
-        if self.check not in ("value", "lse", "effect", "mapped"):
+        if self.check not in ("value", "lse", "effect", "mapped", "dropout"):
             return
+        if self.check == "dropout":  # of what fails without it, dropout is not the rule
+            call = dataclasses.replace(self.call, dropout=0.0, plain=True)
+            rule = rule_of(call)
+            yield AttentionCase(rule, call, combined=True, programs=self.programs)
         for change in _SIMPLER:
             call = dataclasses.replace(self.call, **change)
             if call != self.call and _is_smaller(call, self.call) and _is_legal(call):
@@ -151,7 +168,7 @@ class AttentionCase(Case):
     @property
     def may_change_rule(self) -> bool:  # type: ignore[override]
         """Whether a smaller case may be of another rule."""
-        return self.combined
+        return self.combined or self.check == "dropout"
 
     def snippet(self, name: str) -> str:
         """Returns Python that runs the case again."""
@@ -283,29 +300,34 @@ def _cases(
         yield case("R8", dtype=dtype)
     for dtype in dtypes if "lse" in capabilities.features else ():
         yield case("R8", "lse", dtype=dtype, factor=3.0)
-    yield from (case(rule, **call) for rule, call in _shapes(full))
+    yield from (case(rule, **call) for rule, call in shapes(full))
     yield from _undeclared(capabilities, case)
+    long = {"q_len": 4, "kv_len": 4096, "heads": 1, "kv_heads": 1, "batch": 1}
+    tall = {**long, "q_len": 4096, "kv_len": 4}
     for dtype in dtypes:
-        long = {"q_len": 4, "kv_len": 4096, "heads": 1, "kv_heads": 1, "batch": 1}
         yield case("R8", "accumulation", dtype=dtype, alike=True, **long)
-        tall = {**long, "q_len": 4096, "kv_len": 4}
         yield case("R8", "accumulation", dtype=dtype, **tall)
         yield case("R8", dtype=dtype, factor=5.0, q_len=33, kv_len=33)
-    yield from (case(rule, **call) for rule, call in _logits(full))
+    yield from (case(rule, **call) for rule, call in logits(full))
+    for dtype in dtypes:
+        yield case("R8", "accumulation", dtype=dtype, bias="key", sinks=0, **tall)
     square = {"q_len": 32, "kv_len": 32, "head_dim": 32}
     if "dropout" in capabilities.features:
         yield case("R10", "dropout", dropout=0.25, **square)
         yield case("R10", "dropout", dropout=0.6, **square)
-    hidden = _visibilities(full)
+        yield case("R10", "dropout", dropout=0.25, **BLOCKS)
+    hidden = visibilities(full)
     yield from (case(rule, **call) for rule, call in hidden)
     for dtype in dtypes[1:]:
         yield case("R8", dtype=dtype, causal=True, kv_heads=2, q_len=33, kv_len=33)
-    for call in _that_hide(hidden):
+    for call in that_hide(hidden):
         rule = "R6" if call.get("bias") == "minus_inf" else "R7"
         yield case(rule, dirty=True, **call)
     for call in ({"bias": "full", "sinks": 0}, {"bias": "full"}, {"sinks": 0}, {}):
         yield case("R11", "underivable", **call)
-    yield from _effects(case)
+        yield case("R11", "alone", **call)
+    for call in EFFECTS:
+        yield case("R12", "effect", **call)
     yield case("R13", "in turn", causal=True)
     yield case("R13", "in turn", mask="full")
     yield case("R13", "transforms")
@@ -321,12 +343,19 @@ def _cases(
         yield case("R13", "mapped", **call)
     yield case("R13", "second order", causal=True)
     if jax.device_count() >= 4:
-        for call in ({}, {"causal": True}, {"bias": "full", "kv_heads": 2}):
+        for call in (
+            {},
+            {"causal": True},
+            {"bias": "full", "kv_heads": 2},
+            {"lengths": "both", "causal": True, "offset": "batch"},
+            {"mask": "sample", "sinks": 0},
+            {"segments": "ids", "window": (2, 1)},
+        ):
             yield case("R13", "mesh", batch=4, **call)
         even = {"q_len": 8, "kv_len": 8, "batch": 4}
         yield case("R13", "sequence mesh", **even)
         yield case("R13", "sequence mesh", causal=True, **even)
-    for call in _beside_dropout():
+    for call in beside_dropout():
         yield case("R10", "dropout", dropout=0.25, **{**square, **call})
     combined = [*together(capabilities, dtypes, full)]
     if full:
@@ -337,163 +366,11 @@ def _cases(
             yield AttentionCase("R7", made, dirty=True)
 
 
-def _that_hide(entries: list[Entry]) -> Iterator[dict[str, Any]]:
-    """Yields the calls in which some key or row may be seen by nothing."""
-    for _, call in entries:
-        if {"mask", "segments", "lengths", "causal", "window"} & call.keys():
-            yield call
-
-
-Entry = tuple[str, dict[str, Any]]
-
-
-def _shapes(full: bool) -> list[Entry]:
-    one = {"heads": 1, "kv_heads": 1}
-    entries: list[Entry] = [
-        ("R1", {"kv_heads": 2}),
-        ("R1", {"kv_heads": 1}),
-        ("R1", one),
-        ("R1", {"head_dim": 32, "v_head_dim": 16}),
-        ("R1", {"head_dim": 80}),
-        ("R1", {"head_dim": 128, **one}),
-        ("R1", {"layout": "bhtd", "kv_heads": 2}),
-        ("R1", {"layout": "thd"}),
-        ("R1", {"kv_len": 0}),
-        ("R1", {"batch": 0}),
-    ]
-    lengths: tuple[int, ...] = (1, 64, 65, 129, 200)
-    if full:
-        lengths = (1, 2, 7, 63, 64, 65, 127, 128, 129, 200, 257)
-        entries += [("R1", {"head_dim": d, **one}) for d in (32, 64, 96, 192, 256)]
-    for kv_len in lengths:
-        q_len = 1 if kv_len in (200, 2) else kv_len
-        entries.append(("R1", {"q_len": q_len, "kv_len": kv_len, "batch": 1}))
-    return entries
-
-
-def _beside_dropout() -> list[dict[str, Any]]:
-    """What must still be there where probabilities are dropped."""
-    return [
-        {"causal": True, "kv_heads": 2},
-        {"mask": "full", "bias": "full"},
-        {"segments": "ids", "scale": 0.5},
-        {"lengths": "kv", "soft_cap": 0.8},
-        {"window": (9, 3), "sinks": 0, "dtype": "bfloat16"},
-        {"causal": True, "layout": "thd"},
-    ]
-
-
-def _logits(full: bool) -> list[Entry]:
-    entries: list[Entry] = [
-        ("R2", {"scale": -0.7}),
-        ("R2", {"bias": "full"}),
-        ("R2", {"bias": "row"}),
-        ("R2", {"bias": "key"}),
-        ("R2", {"bias": "padding"}),
-        ("R2", {"soft_cap": 0.8}),
-        ("R2", {"bias": "full", "soft_cap": 0.8}),
-        ("R2", {"soft_cap": 2.0, "head_dim": 64}),
-        ("R9", {"sinks": 0}),
-        ("R9", {"sinks": 2}),
-        ("R9", {"sinks": 2, "soft_cap": 0.8, "scale": 2.0}),
-    ]
-    if full:
-        entries += [("R2", {"scale": 0.0}), ("R2", {"bias": "full", "scale": 2.0})]
-    return entries
-
-
-def _visibilities(full: bool) -> list[Entry]:
-    """Calls that hide keys; those in which a row sees none come after their like."""
-    long = {"q_len": 5, "kv_len": 70}
-    one = {"heads": 1, "kv_heads": 1}
-    block = {"q_len": 130, "kv_len": 9, "batch": 1, **one}
-    square = {"q_len": 9, "kv_len": 9}
-    entries: list[Entry] = [
-        ("R3", {"mask": "full"}),
-        ("R3", {"mask": "sample"}),
-        ("R3", {"mask": "key"}),
-        ("R3", {"mask": "square"}),
-        ("R3", {"mask": "full", "bias": "full"}),
-        ("R2", {"mask": "full", "soft_cap": 0.8}),
-        ("R3", {"causal": True}),
-        ("R3", {"causal": True, **one}),
-        ("R3", {"causal": True, "q_len": 70, "kv_len": 70, "batch": 1}),
-        ("R2", {"causal": True, "soft_cap": 0.8}),
-        ("R5", {"window": (2, 0)}),
-        ("R5", {"window": (0, 2)}),
-        ("R5", {"window": (None, 1)}),
-        ("R5", {"window": (3, None)}),
-        ("R4", {"causal": True, **long}),
-        ("R4", {"causal": True, "offset": "last", **long}),
-        ("R4", {"causal": True, "offset": "traced", **long}),
-        ("R4", {"window": (4, 0), "offset": "last", **long}),
-        ("R5", {"window": (4, 0), "causal": True, "offset": "last", **long}),
-        ("R3", {"segments": "ids", **square}),
-        ("R3", {"segments": "ids", "layout": "thd", **square}),
-        ("R3", {"segments": "interleaved", **square}),
-        ("R3", {"lengths": "kv", "kv_len": 70, "batch": 1}),
-        ("R6", {"mask": "row"}),
-        ("R6", {"causal": True, "offset": "negative"}),
-        ("R6", {"bias": "minus_inf"}),
-        ("R6", {"window": (3, 0), **block}),
-        ("R6", {"segments": "apart"}),
-        ("R6", {"lengths": "kv"}),
-        ("R6", {"causal": True, "offset": "negative", "sinks": 1}),
-        ("R6", {"window": (0, 0), "offset": "negative", "layout": "bhtd"}),
-        ("R3", {"segments": "negative", **square}),
-        ("R3", {"lengths": "q"}),
-        ("R3", {"lengths": "both", "kv_len": 9, "batch": 3}),
-        ("R4", {"causal": True, "offset": "negative", **long}),
-        ("R4", {"causal": True, "offset": "batch", **long}),
-    ]
-    if full:
-        entries += [
-            ("R5", {"window": w, "offset": o, **long})
-            for w, o in itertools.product(
-                ((0, 0), (1, 1), (9, 3), (64, 0)), ("last", "batch", "traced")
-            )
-        ]
-        entries += [("R6", {"bias": "minus_inf", "mask": "full"})]
-    return entries
-
-
-def _effects(case: Any) -> Iterator[AttentionCase]:
-    for call in (
-        {"bias": "full"},
-        {"mask": "full"},
-        {"segments": "ids", "q_len": 9, "kv_len": 9},
-        {"lengths": "kv", "kv_len": 70},
-        {"causal": True},
-        {"window": (1, 0)},
-        {"causal": True, "offset": "traced", "q_len": 5, "kv_len": 70},
-        {"soft_cap": 0.8},
-        {"sinks": 0},
-    ):
-        yield case("R12", "effect", **call)
-
-
 def _undeclared(capabilities: Capabilities, case: Any) -> Iterator[AttentionCase]:
     """Calls that use one thing that is not declared."""
-    uses: dict[str, dict[str, Any]] = {
-        "bias": {"bias": "full"},
-        "mask": {"mask": "full"},
-        "segment_ids": {"segments": "negative"},
-        "q_lengths": {"lengths": "q"},
-        "kv_lengths": {"lengths": "kv"},
-        "causal": {"causal": True},
-        "window": {"window": (2, 0)},
-        "q_offset": {"causal": True, "offset": "last", "kv_len": 9},
-        "q_offset_per_batch": {"causal": True, "offset": "batch", "kv_len": 9},
-        "logits_soft_cap": {"soft_cap": 0.8},
-        "softmax_aux": {"sinks": 0},
-        "dropout": {"dropout": 0.25},
-        "gqa": {"kv_heads": 2},
-        "v_head_dim": {"v_head_dim": 16},
-        "lse": {},
-    }
     for feature in FEATURES:
-        if feature in uses and feature not in capabilities.features:
-            made = case("R12", "refused", **uses[feature])
+        if feature in USES and feature not in capabilities.features:
+            made = case("R12", "refused", **USES[feature])
             yield dataclasses.replace(made, feature=feature)
     for dtype in sorted(DTYPES - capabilities.dtypes):
         made = case("R12", "refused", dtype=dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -39,7 +39,8 @@ def check_transforms(subject: Subject) -> Finding:
     given = cotangents(call, drawn[0])
     (d_output,) = given.values()
     expected = [d.oracle().output for d in drawn]
-    first, both = traced(drawn[0]), _stacked(drawn)
+    everything = _axes(drawn[0], drawn[0].arrays, varied=False)
+    first, both = traced(drawn[0]), _stacked(drawn, everything)
 
     def output(arrays: Arrays) -> Any:
         return _output(subject, drawn[0], arrays)
@@ -55,7 +56,7 @@ def check_transforms(subject: Subject) -> Finding:
         subject.measure("output under scan", scanned(both), np.stack(expected)),
         _mapped(subject, drawn, drawn[0].arrays),
         _mapped(subject, drawn, ["query"]),
-        _mapped(subject, drawn, ["key", "value"]),
+        _mapped(subject, drawn, ["key", "value"], varied=True),
     ]
     if names and not worst(findings).is_wrong:
         vjps = [d.oracle_vjp(**of_oracle(given)) for d in drawn]
@@ -80,11 +81,40 @@ def check_transforms(subject: Subject) -> Finding:
 
 
 def check_mapped(subject: Subject) -> Finding:
-    """Vmap over everything, and over all but query, key and value (R13)."""
+    """Vmap over everything, and over all but query, key and value (R13).
+
+    Over everything, the axis that is mapped is another of each argument, and gradients
+    are asked for too.
+    """
     drawn = _two(subject)
-    others = drawn[0].arrays.keys() - {"query", "key", "value"}
-    findings = [_mapped(subject, drawn, drawn[0].arrays)]
-    return worst([*findings, _mapped(subject, drawn, others)] if others else findings)
+    first, names = drawn[0], subject.derived(drawn[0])
+    others = first.arrays.keys() - {"query", "key", "value"}
+    findings = [_mapped(subject, drawn, first.arrays, varied=True)]
+    findings += [_mapped(subject, drawn, others)] if others else []
+    if not names or worst(findings).is_wrong:
+        return worst(findings)
+    given = cotangents(subject.call, first)
+    (d_output,) = given.values()
+
+    def gradient(arrays: Arrays) -> Any:
+        rest = {n: a for n, a in arrays.items() if n not in names}
+
+        def output(floats: Any) -> Any:
+            return _output(subject, first, {**rest, **floats})
+
+        _, pull = jax.vjp(output, {n: arrays[n] for n in names})
+        return pull(jnp.asarray(d_output))[0]
+
+    axes = _axes(first, first.arrays, varied=True)
+    try:
+        found = jax.jit(jax.vmap(gradient, in_axes=(axes,)))(_stacked(drawn, axes))
+    except UnsupportedError as error:
+        return subject.refused("derivatives under vmap", error, "R13")
+    vjps = [d.oracle_vjp(**of_oracle(given)) for d in drawn]
+    for name in names:
+        wanted = np.stack([v[name] for v in vjps])
+        findings.append(subject.measure(f"d_{name} under vmap", found[name], wanted))
+    return worst(findings)
 
 
 def _two(subject: Subject) -> list[Drawn]:
@@ -94,19 +124,32 @@ def _two(subject: Subject) -> list[Drawn]:
     return [draw(dataclasses.replace(call, seed=s), dirty=False) for s in seeds]
 
 
-def _stacked(drawn: list[Drawn]) -> Arrays:
-    names = drawn[0].arrays
-    return {n: jnp.stack([jnp.asarray(d.arrays[n]) for d in drawn]) for n in names}
+def _axes(drawn: Drawn, names: Iterable[str], varied: bool) -> dict[str, int]:
+    """The axis of each argument that is mapped over: the first, or another of each."""
+    return {
+        name: index % (1 + np.ndim(drawn.arrays[name])) if varied else 0
+        for index, name in enumerate(sorted(names))
+    }
+
+
+def _stacked(drawn: list[Drawn], axes: Mapping[str, int]) -> Arrays:
+    return {
+        n: jnp.stack([jnp.asarray(d.arrays[n]) for d in drawn], axis)
+        for n, axis in axes.items()
+    }
 
 
 def _output(subject: Subject, drawn: Drawn, arrays: Arrays) -> Any:
     return subject.operation(**arrays, **drawn.options).attention_outputs
 
 
-def _mapped(subject: Subject, drawn: list[Drawn], names: Iterable[str]) -> Finding:
+def _mapped(
+    subject: Subject, drawn: list[Drawn], names: Iterable[str], varied: bool = False
+) -> Finding:
     """Vmap over some arguments, the others being those of the first call."""
-    first, axes = drawn[0], {n: 0 if n in names else None for n in drawn[0].arrays}
-    both = {**traced(first), **{n: _stacked(drawn)[n] for n in names}}
+    first, mapped_axes = drawn[0], _axes(drawn[0], names, varied)
+    axes = dict.fromkeys(first.arrays) | mapped_axes
+    both = {**traced(first), **_stacked(drawn, mapped_axes)}
     mixed = [
         dataclasses.replace(first, arrays={**first.arrays, **kept})
         for kept in ({n: d.arrays[n] for n in names} for d in drawn)

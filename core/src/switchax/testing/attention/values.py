@@ -19,6 +19,7 @@ from .subject import Subject, asking, cotangents, of_oracle, outputs
 
 __all__ = [
     "check_accumulation",
+    "check_alone",
     "check_dropout",
     "check_effect",
     "check_lse",
@@ -95,26 +96,52 @@ def _gradients(
 def check_accumulation(subject: Subject) -> Finding:
     """A long sum of numbers that are alike, to two roundings; going backward too.
 
-    Where there are more rows than keys, the sum is that of the gradient of value.
+    The gradient of query is a sum over keys, those of the others are sums over rows.
     """
     drawn = subject.draw()
+    found = asking(subject, drawn)
+    findings = []
     if subject.call.q_len <= subject.call.kv_len:
-        found = asking(subject, drawn)
         expected = drawn.oracle().output
-        return subject.measure("output", found.attention_outputs, expected, stored=2)
-    asking(subject, drawn)
-    if "value" not in subject.capabilities.differentiable:
-        return Finding()
+        output = found.attention_outputs
+        findings.append(subject.measure("output", output, expected, stored=2))
+    names = subject.derived(drawn)
+    if not names or (findings and findings[0].is_wrong):
+        return worst(findings)
     (d_output,) = cotangents(subject.call, drawn).values()
-    given = {"attention_outputs": (1 + d_output / 8).astype(d_output.dtype)}
+    # The gradient of query averages over keys, and is small otherwise. It is also a
+    # difference of large numbers, which shows where that is all the precision there is.
+    size = 1024 if findings and subject.call.dtype in ("bfloat16", "float16") else 1
+    d_output = (size * (1 + d_output / 8)).astype(d_output.dtype)
+    given = {"attention_outputs": d_output}
     try:
         _, gradients = subject.programs.gradients(
-            subject.operation, drawn, ["value"], given
+            subject.operation, drawn, names, given
         )
     except UnsupportedError as error:
-        return subject.refused("derivatives of value", error, "R11")
-    wanted = drawn.oracle_vjp(**of_oracle(given))["value"]
-    return subject.measure("d_value", gradients["value"], wanted, stored=3)
+        return subject.refused(f"derivatives of {', '.join(names)}", error, "R11")
+    wanted = drawn.oracle_vjp(**of_oracle(given))
+    findings += [subject.measure(f"d_{n}", gradients[n], wanted[n]) for n in names]
+    return worst(findings)
+
+
+def check_alone(subject: Subject) -> Finding:
+    """The gradient of one argument is the same where no other is asked for (R11)."""
+    drawn = subject.draw()
+    asking(subject, drawn)
+    given = cotangents(subject.call, drawn)
+    wanted = drawn.oracle_vjp(**of_oracle(given))
+    findings = []
+    for name in subject.derived(drawn):
+        try:
+            _, gradients = subject.programs.gradients(
+                subject.operation, drawn, [name], given
+            )
+        except UnsupportedError as error:
+            return subject.refused(f"derivatives of {name}", error, "R11")
+        quantity = f"d_{name} alone"
+        findings.append(subject.measure(quantity, gradients[name], wanted[name]))
+    return worst(findings)
 
 
 def check_lse(subject: Subject) -> Finding:
@@ -227,6 +254,7 @@ def _probabilities(subject: Subject, drawn: Drawn, seed: int) -> Any:
     return np.concatenate(parts, axis=-1)[..., :kv_len]
 
 
+_BLOCKS = (16, 32, 64, 128)
 _ENOUGH = 64  # by chance so many agree once in 2**26 times, at a share of a quarter
 
 
@@ -242,12 +270,15 @@ def _dropped_wrongly(
     if np.array_equal(kept[visible], kept_otherwise[visible]):
         return "another key drops the same"
     for axis, what in enumerate(("samples", "heads", "rows", "keys")):
-        if kept.shape[axis] < 2:
-            continue
-        both = visible.take(0, axis) & visible.take(1, axis)
-        one, two = (kept.take(index, axis)[both] for index in (0, 1))
-        if both.sum() >= _ENOUGH and np.array_equal(one, two):
-            return f"two {what} drop the same"
+        for apart in (1, *(_BLOCKS if axis >= 2 else ())):
+            if kept.shape[axis] <= apart:
+                break
+            count = 1 if apart == 1 else kept.shape[axis] - apart
+            first_ones, others = (np.arange(count) + start for start in (0, apart))
+            both = visible.take(first_ones, axis) & visible.take(others, axis)
+            one, two = (kept.take(at, axis)[both] for at in (first_ones, others))
+            if both.sum() >= _ENOUGH and np.array_equal(one, two):
+                return f"two {what} drop the same, {apart} apart"
     rate = 1 - kept[visible].mean()
     deviation = math.sqrt(share * (1 - share) / visible.sum())
     if abs(rate - share) > 6 * deviation:

@@ -1,0 +1,181 @@
+"""Calls of attention that ask one thing each, as fields of `AttentionCall`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = [
+    "BLOCKS",
+    "EFFECTS",
+    "USES",
+    "Entry",
+    "beside_dropout",
+    "logits",
+    "shapes",
+    "that_hide",
+    "visibilities",
+]
+
+Entry = tuple[str, dict[str, Any]]
+
+# Of dropout: more than one block of rows and of keys, so that blocks could repeat.
+BLOCKS: dict[str, Any] = {"q_len": 130, "kv_len": 130, "head_dim": 64, "batch": 1}
+BLOCKS |= {"heads": 2, "kv_heads": 2}
+# Each changes the output, whatever else a call has.
+EFFECTS: tuple[dict[str, Any], ...] = (
+    {"bias": "full"},
+    {"mask": "full"},
+    {"segments": "ids", "q_len": 9, "kv_len": 9},
+    {"lengths": "kv", "kv_len": 70},
+    {"causal": True},
+    {"window": (1, 0)},
+    {"causal": True, "offset": "traced", "q_len": 5, "kv_len": 70},
+    {"soft_cap": 0.8},
+    {"sinks": 0},
+)
+# A call of each feature that uses no other.
+USES: dict[str, dict[str, Any]] = {
+    "bias": {"bias": "full"},
+    "mask": {"mask": "full"},
+    "segment_ids": {"segments": "negative"},
+    "q_lengths": {"lengths": "q"},
+    "kv_lengths": {"lengths": "kv"},
+    "causal": {"causal": True},
+    "window": {"window": (2, 0)},
+    "q_offset": {"causal": True, "offset": "last", "kv_len": 9},
+    "q_offset_per_batch": {"causal": True, "offset": "batch", "kv_len": 9},
+    "logits_soft_cap": {"soft_cap": 0.8},
+    "softmax_aux": {"sinks": 0},
+    "dropout": {"dropout": 0.25},
+    "gqa": {"kv_heads": 2},
+    "v_head_dim": {"v_head_dim": 16},
+    "lse": {},
+}
+
+
+def that_hide(entries: list[Entry]) -> Iterator[dict[str, Any]]:
+    """Yields the calls in which some key or row may be seen by nothing."""
+    for _, call in entries:
+        hides = {"mask", "segments", "lengths", "causal", "window"} & call.keys()
+        if hides and call.get("kv_len", 0) <= 70:
+            yield call
+
+
+def shapes(full: bool) -> list[Entry]:
+    """Heads, head_dims, layouts and lengths."""
+    one = {"heads": 1, "kv_heads": 1}
+    entries: list[Entry] = [
+        ("R1", {"kv_heads": 2}),
+        ("R1", {"kv_heads": 1}),
+        ("R1", one),
+        ("R1", {"head_dim": 32, "v_head_dim": 16}),
+        ("R1", {"head_dim": 80}),
+        ("R1", {"head_dim": 128, **one}),
+        ("R1", {"layout": "bhtd", "kv_heads": 2}),
+        ("R1", {"layout": "thd"}),
+        ("R1", {"kv_len": 0}),
+        ("R1", {"batch": 0}),
+    ]
+    lengths: tuple[int, ...] = (1, 64, 65, 129, 200)
+    if full:
+        lengths = (1, 2, 7, 63, 64, 65, 127, 128, 129, 200, 257)
+        entries += [("R1", {"head_dim": d, **one}) for d in (32, 64, 96, 192, 256)]
+    for kv_len in lengths:
+        q_len = 1 if kv_len in (200, 2) else kv_len
+        entries.append(("R1", {"q_len": q_len, "kv_len": kv_len, "batch": 1}))
+    return entries
+
+
+def beside_dropout() -> list[dict[str, Any]]:
+    """What must still be there where probabilities are dropped."""
+    return [
+        {"causal": True, "kv_heads": 2},
+        {"mask": "full", "bias": "full"},
+        {"segments": "ids", "scale": 0.5},
+        {"lengths": "kv", "soft_cap": 0.8},
+        {"window": (9, 3), "sinks": 0, "dtype": "bfloat16"},
+        {"causal": True, "layout": "thd"},
+    ]
+
+
+def logits(full: bool) -> list[Entry]:
+    """What changes logits, and sinks."""
+    entries: list[Entry] = [
+        ("R2", {"scale": -0.7}),
+        ("R2", {"bias": "full"}),
+        ("R2", {"bias": "head"}),
+        ("R2", {"bias": "row"}),
+        ("R2", {"bias": "key"}),
+        ("R2", {"bias": "padding"}),
+        ("R2", {"soft_cap": 0.8}),
+        ("R2", {"bias": "full", "soft_cap": 0.8}),
+        ("R2", {"soft_cap": 2.0, "head_dim": 64}),
+        ("R9", {"sinks": 0}),
+        ("R9", {"sinks": 2}),
+        ("R9", {"sinks": 0, "sink_level": 95.0}),
+        ("R9", {"sinks": 2, "soft_cap": 0.8, "scale": 2.0}),
+    ]
+    if full:
+        entries += [("R2", {"scale": 0.0}), ("R2", {"bias": "full", "scale": 2.0})]
+    return entries
+
+
+def visibilities(full: bool) -> list[Entry]:
+    """Calls that hide keys; those in which a row sees none come after their like."""
+    long = {"q_len": 5, "kv_len": 70}
+    wide = {"q_len": 4, "kv_len": 600, "batch": 1}  # more than a block of keys
+    one = {"heads": 1, "kv_heads": 1}
+    block = {"q_len": 130, "kv_len": 9, "batch": 1, **one}
+    square = {"q_len": 9, "kv_len": 9}
+    entries: list[Entry] = [
+        ("R3", {"mask": "full"}),
+        ("R3", {"mask": "head"}),
+        ("R3", {"mask": "square", **wide}),
+        ("R3", {"mask": "sample"}),
+        ("R3", {"mask": "key"}),
+        ("R3", {"mask": "square"}),
+        ("R3", {"mask": "full", "bias": "full"}),
+        ("R2", {"mask": "full", "soft_cap": 0.8}),
+        ("R3", {"causal": True}),
+        ("R3", {"causal": True, **one}),
+        ("R3", {"causal": True, "q_len": 70, "kv_len": 70, "batch": 1}),
+        ("R2", {"causal": True, "soft_cap": 0.8}),
+        ("R5", {"window": (2, 0)}),
+        ("R5", {"window": (0, 2)}),
+        ("R5", {"window": (None, 1)}),
+        ("R5", {"window": (3, None)}),
+        ("R4", {"causal": True, **long}),
+        ("R4", {"causal": True, "q_len": 9, "kv_len": 5}),
+        ("R4", {"causal": True, "offset": "last", **long}),
+        ("R4", {"causal": True, "offset": "traced", **long}),
+        ("R4", {"window": (4, 0), "offset": "last", **long}),
+        ("R5", {"window": (4, 0), "causal": True, "offset": "last", **long}),
+        ("R3", {"segments": "ids", **square}),
+        ("R3", {"segments": "ids", "layout": "thd", **square}),
+        ("R3", {"segments": "interleaved", **square}),
+        ("R3", {"lengths": "kv", "kv_len": 70, "batch": 1}),
+        ("R6", {"mask": "row"}),
+        ("R6", {"causal": True, "offset": "negative"}),
+        ("R6", {"bias": "minus_inf"}),
+        ("R6", {"window": (3, 0), **block}),
+        ("R6", {"segments": "apart"}),
+        ("R6", {"lengths": "kv"}),
+        ("R6", {"causal": True, "offset": "negative", "sinks": 1}),
+        ("R6", {"window": (0, 0), "offset": "negative", "layout": "bhtd"}),
+        ("R3", {"segments": "negative", **square}),
+        ("R3", {"lengths": "q"}),
+        ("R3", {"lengths": "both", "kv_len": 9, "batch": 3}),
+        ("R4", {"causal": True, "offset": "negative", **long}),
+        ("R4", {"causal": True, "offset": "batch", **long}),
+    ]
+    if full:
+        entries += [
+            ("R5", {"window": w, "offset": o, **long})
+            for w, o in itertools.product(
+                ((0, 0), (1, 1), (9, 3), (64, 0)), ("last", "batch", "traced")
+            )
+        ]
+        entries += [("R6", {"bias": "minus_inf", "mask": "full"})]
+    return entries
