@@ -42,7 +42,6 @@ IN_CI = {
     "RefusesWindow",
     "ScaleCaptured",
     "IgnoresScaleBesideCausal",
-    "WindowOfNeighbours",
     "DecodesWithoutWindow",
 }
 CACHE = {

@@ -301,6 +301,12 @@ def test_the_command_shows_a_table_and_writes_a_report(named, tmp_path):
     assert run("--json").exit_code == 0
 
 
+def test_the_command_says_how_far_it_is_where_nobody_sees_a_bar(named, monkeypatch):
+    monkeypatch.setattr("switchax.cli.conform._SECONDS", 0)
+    named(operation_with(Number(1), Number(2)))
+    assert run().stderr == "numbers: 0 of 2 cases\nnumbers: 1 of 2 cases\n"
+
+
 def test_the_command_fails_with_the_snippet(named):
     named(operation_with(Number(9, "wrong above 3")))
     result = run("--full")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["conform"]
 
 _EIGHT = "--xla_force_host_platform_device_count=8"
+_SECONDS = 30  # between lines that say how far a run is
 
 
 @click.command()
@@ -140,14 +142,14 @@ def _devices() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress(name: str) -> Iterator[Progress | None]:
-    """A bar on stderr, for those who look."""
+def _progress(name: str) -> Iterator[Progress]:
+    """A bar on stderr, for those who look; elsewhere a line now and then."""
     from rich import progress as parts
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield None
+        yield _told(name)
         return
     columns = (
         parts.TextColumn(name),
@@ -166,6 +168,18 @@ def _progress(name: str) -> Iterator[Progress | None]:
             bar.update(task, completed=number, total=total, description=text)
 
         yield progress
+
+
+def _told(name: str) -> Progress:
+    last = time.monotonic()
+
+    def progress(number: int, total: int, case: object) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SECONDS:
+            last = time.monotonic()
+            click.echo(f"{name}: {number} of {total} cases", err=True)
+
+    return progress
 
 
 def _show(report: Report) -> None:
