@@ -153,6 +153,14 @@ def test_names_are_a_comma_list_or_a_sequence():
         assert inside.operation == ()
 
 
+def test_use_names_the_settings_that_it_takes():
+    with (
+        pytest.raises(SettingsError, match=r"lock, got 'blok' .*mean 'block'"),
+        switchax.use(blok="sdpa"),
+    ):
+        pass
+
+
 def test_use_takes_one_operation():
     says = "^use: expected operation once, got 'a' and operation='b'"
     with pytest.raises(SettingsError, match=says), switchax.use("a", operation="b"):

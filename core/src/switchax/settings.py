@@ -65,9 +65,9 @@ _discovered = False
 def _parse(name: str, value: Any, source: str) -> Any:
     """Returns the value of a setting as its field's type, or raises."""
     if name not in NAMES:
-        known = ", ".join(NAMES)
+        known = [n for n in NAMES if source != "use" or n not in DISCOVERY]
         raise SettingsError(
-            f"{source}: expected a setting of {known}, got {name!r}"
+            f"{source}: expected a setting of {', '.join(known)}, got {name!r}"
             f"{near_miss(name, NAMES)}; correct or remove it"
         )
     if name in ("strict", "force_native", "autoload"):

@@ -94,9 +94,10 @@ class AttentionRequest(Request):
         return dict(self.arrays).get(name)
 
     def describe(self) -> str:
-        """One line for messages and tables."""
-        query = f"{self.batch}x{self.q_len}x{self.heads}x{self.head_dim}"
-        keys = f"{self.batch}x{self.kv_len}x{self.kv_heads}x{self.head_dim}"
+        """One line for messages and tables; sizes in the order of bthd or thd."""
+        batch = "" if self.layout == "thd" else f"{self.batch}x"
+        query = f"{batch}{self.q_len}x{self.heads}x{self.head_dim}"
+        keys = f"{batch}{self.kv_len}x{self.kv_heads}x{self.head_dim}"
         used = ", ".join(sorted(self.features)) or "none"
         return (
             f"attention {self.dtype} query {query} key {keys} layout {self.layout}; "
