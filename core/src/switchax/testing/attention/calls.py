@@ -23,6 +23,7 @@ __all__ = [
     "Drawn",
     "draw",
     "largest_logit",
+    "longest",
     "to_layout",
     "visible_pairs",
 ]
@@ -376,10 +377,12 @@ def largest_logit(call: AttentionCall, drawn: Drawn) -> float:
 
     Sinks are logits too.
     """
-    query, key = (drawn.arrays[n].astype("float64") for n in ("query", "key"))
-    if 0 in query.shape or 0 in key.shape:
-        return 0.0
     scale = call.head_dim**-0.5 if call.scale is None else call.scale
-    lengths = (np.linalg.norm(a, axis=-1) for a in (query, key))
-    largest = (x[np.isfinite(x)].max(initial=0.0) for x in lengths)
-    return max(abs(call.sink_level), float(abs(scale) * math.prod(largest)))
+    product = math.prod(longest(drawn.arrays[name]) for name in ("query", "key"))
+    return float(max(abs(call.sink_level), abs(scale) * product))
+
+
+def longest(array: Array) -> float:
+    """Returns the length of the longest vector along the last axis, if finite."""
+    lengths = np.linalg.norm(array.astype("float64"), axis=-1)
+    return float(lengths[np.isfinite(lengths)].max(initial=0.0))

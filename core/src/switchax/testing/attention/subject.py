@@ -15,7 +15,7 @@ from switchax.operation import BaseOperation
 from switchax.testing.suite import Finding
 from switchax.testing.tolerance import allowed, distance
 
-from .calls import AttentionCall, Drawn, draw, largest_logit
+from .calls import AttentionCall, Drawn, draw, largest_logit, longest
 from .programs import Programs
 
 __all__ = ["Subject", "asking", "cotangents", "of_oracle", "outputs"]
@@ -70,10 +70,14 @@ class Subject:
         self, name: str, got: Any, expected: Any, stored: int = 3, rule: str = ""
     ) -> Finding:
         """Compares one array with what the oracle says of it."""
-        dtypes = [self.call.dtype]
+        dtypes, drawn = [self.call.dtype], self.draw()
+        growth = largest_logit(self.call, drawn)
         if name.startswith("d_bias"):  # it is stored as bias is
             dtypes.append(self.call.bias_dtype or self.call.dtype)
-        growth = largest_logit(self.call, self.draw())
+            # What a bias of one key gets are sums over rows that cancel: the cotangents
+            # of a row's logits add up to 0. Their errors are those of d_output @ value.
+            given = cotangents(self.call, drawn)["attention_outputs"]
+            growth = max(growth, longest(given) * longest(drawn.arrays["value"]))
         limit = max(allowed(dtype, growth, stored) for dtype in dtypes)
         error, text = distance(got, expected, limit)
         return Finding(error, f"{name} {text}" if text else "", rule, name)
