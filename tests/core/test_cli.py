@@ -137,7 +137,7 @@ def test_list_says_what_can_be_used_on_the_target(run):
         "cost": "materialises",
         "experimental": [],
         "contested_names": [],
-        "conformance": "",
+        "conformance": "full on cpu x 8",
         "status": "available",
         "usable": True,
         "note": "",

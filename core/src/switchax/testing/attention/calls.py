@@ -377,7 +377,7 @@ def largest_logit(call: AttentionCall, drawn: Drawn) -> float:
 
     Sinks are logits too.
     """
-    scale = call.head_dim**-0.5 if call.scale is None else call.scale
+    scale = max(call.head_dim, 1) ** -0.5 if call.scale is None else call.scale
     product = math.prod(longest(drawn.arrays[name]) for name in ("query", "key"))
     return float(max(abs(call.sink_level), abs(scale) * product))
 
