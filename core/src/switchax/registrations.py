@@ -185,8 +185,8 @@ def _owner(registered: _Registered) -> FoundPlugin | None:
     """The plugin that an operation belongs to, or None.
 
     It is the one whose package defines it; where several share that package, the one
-    whose files hold the module, else the one that loaded it. A module of no plugin's
-    package belongs to the plugin that loaded it.
+    that loaded it, else the one whose files hold the module. A module of no plugin's
+    package belongs to the one whose files hold it, else to the one that loaded it.
     """
     module, loader = registered.module, registered.loader
     scores = {plugin: common_parts(module, plugin.module) for plugin in _plugins}
