@@ -92,7 +92,7 @@ def check_new_plugin(scratch: Path, scripts: Path, pip: tuple[str | Path, ...]) 
     wheels = scratch / "new_wheels"
     wheels.mkdir()
     wheel = build(scratch / f"switchax-{NEW}", wheels)
-    call(*pip, f"{wheel}[test]", "pytest-xdist", cwd=scratch)
+    call(*pip, f"{wheel}[test]", cwd=scratch)
     listing = call(switchax, "list", cwd=scratch)
     if NEW not in (line.split()[0] for line in listing.splitlines() if line.strip()):
         sys.exit(f"{listing}\ncheck_wheels: expected {NEW} listed")
@@ -102,9 +102,7 @@ def check_new_plugin(scratch: Path, scripts: Path, pip: tuple[str | Path, ...]) 
     call(*pip, *model, cwd=scratch)
     texts = {}
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        # As `switchax conform` asks it, but by two processes.
-        cases = ("--switchax-operation", NEW, "-n", "2", "-q")
-        conforming = pool.submit(call, scripts / "pytest", *cases, cwd=scratch)
+        conforming = pool.submit(call, switchax, "conform", NEW, "--quick", cwd=scratch)
         for name in ("vanilla", NEW):
             options = ("--operation", name, "--max-tokens", "4")
             command = (scripts / "python", "run.py", *options)
