@@ -16,8 +16,8 @@ from switchax.testing.suite import Finding
 from .block_mutants import BLOCK_MUTANTS
 from .mutants import MEETINGS, MUTANTS, Right, WideLeft
 
-# JAX writes its cache of compiled programs in place: another worker may read half of one,
-# and compiles it then.
+# JAX writes its cache of compiled programs in place: another worker may read half of
+# one, and compiles it then.
 HALF_WRITTEN = "ignore:Error (reading|writing) persistent compilation cache"
 pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings(HALF_WRITTEN)]
 
