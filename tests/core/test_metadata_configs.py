@@ -23,7 +23,7 @@ from switchax import (
 from switchax.metadata.fields import CONFIG_NAMES
 from switchax.partition import PartitionAxis, PartitionManager
 
-from .standins import registration, stand_in
+from .standins import defined_elsewhere, registration, stand_in
 
 PLUGIN = __name__.partition(".")[0]
 
@@ -173,16 +173,8 @@ def test_a_config_of_another_class_is_a_type_error(ours, use):
 
 
 def test_a_contested_name_is_an_error(register):
-    elsewhere = {"__name__": "elsewhere", "Base": operation("twice")}
-    exec(
-        "class Other(Base):\n"
-        "    @classmethod\n"
-        "    def get_impl_name(cls):\n"
-        "        return 'twice'",
-        elsewhere,
-    )
     register(operation("twice"))
-    register(elsewhere["Other"])
+    register(defined_elsewhere(operation("twice")))
     with pytest.raises(ContestedNameError, match="one owner of 'twice'"):
         configured(twice=Blocks()).get_operation_config("twice")
 

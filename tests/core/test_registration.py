@@ -23,7 +23,7 @@ from switchax import (
     registrations,
 )
 
-from .standins import registration, stand_in
+from .standins import defined_elsewhere, registration, stand_in
 
 X = jnp.ones((1, 4, 2, 8))
 
@@ -392,15 +392,8 @@ def test_a_reloaded_class_replaces_the_old_one(register):
 
 def test_a_class_that_copies_anothers_name_does_not_replace_it(register):
     first = register(stand_in("claimed"))
-    elsewhere = {"__name__": "elsewhere", "Base": stand_in("claimed")}
-    exec(
-        "class Other(Base):\n"
-        "    @classmethod\n"
-        "    def get_impl_name(cls):\n"
-        "        return 'claimed'",
-        elsewhere,
-    )
-    second = register(functools.update_wrapper(elsewhere["Other"], first, updated=()))
+    other = defined_elsewhere(stand_in("claimed"))
+    second = register(functools.update_wrapper(other, first, updated=()))
     assert (second.__module__, second.__qualname__) == (
         first.__module__,
         first.__qualname__,

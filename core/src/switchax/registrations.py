@@ -129,9 +129,9 @@ def add_operation(cls: type[BaseOperation]) -> None:
                     f"{new.names[0]!r}, which {known.__module__}."
                     f"{known.__qualname__} of the same plugin has; choose another"
                 )
-        old_self = _operations.get(cls)
-        if old_self is not None and old_self.loader is not None:
-            new = dataclasses.replace(new, loader=old_self.loader)
+        before = _operations.get(cls)
+        if before is not None and before.loader is not None:
+            new = dataclasses.replace(new, loader=before.loader)
         _operations[cls] = new
         _generation[0] += 1
 

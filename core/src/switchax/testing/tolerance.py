@@ -20,6 +20,9 @@ __all__ = ["ROUNDING", "allowed", "distance"]
 #   units of x, which is a relative error of its weight. So 2 * (1 + largest logit)
 #   units for each of the two products on the way to the result. That is why inputs
 #   times five, whose logits are 25 times as large, need no row of their own.
+# - A gradient of bias is a sum of cotangents of logits, which cancel along a row. Each
+#   errs by units of the products d_output @ value that it is a difference of, so for
+#   it the largest of those counts, if it is larger than the largest logit.
 # - lse and weights are not stored in the operands' dtype: the second part alone.
 ROUNDING = {
     "float16": (2**-11, 2**-24),
