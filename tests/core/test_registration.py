@@ -22,6 +22,7 @@ from switchax import (
     UnsupportedError,
     registrations,
 )
+from switchax.discovery import FoundPlugin
 
 from .standins import defined_elsewhere, registration, stand_in
 
@@ -141,16 +142,40 @@ def test_a_get_impl_name_that_raises_is_refused(error):
     refused(cls, "get_impl_name() to return names", f"{error.__name__}: no disk")
 
 
-def test_a_get_impl_name_that_raises_later_costs_nobody_else(register):
+def test_names_are_asked_once(register):
     def fail(cls):
         raise OSError("no disk")
 
     cls = register(stand_in("forgetful"))
     cls.get_impl_name = classmethod(fail)
-    assert switchax.attention(X, X, X, operation="vanilla").shape == X.shape
     assert {"forgetful", "vanilla"} <= set(OperationRegistry.list_implementations())
-    with pytest.raises(RegistrationError, match=r":forgetful: .*got OSError: no disk"):
-        switchax.attention(X, X, X, operation="forgetful")
+    for operation in ("vanilla", "forgetful", "auto"):
+        assert switchax.attention(X, X, X, operation=operation).shape == X.shape
+
+
+def test_a_name_that_equals_every_other_is_refused():
+    class Greedy(str):
+        __slots__ = ()
+
+        def __eq__(self, other):
+            return True
+
+        __hash__ = str.__hash__
+
+    refused(stand_in(Greedy("greedy")), "names of letters")
+
+
+def test_a_plugin_takes_out_no_operation_of_another(register):
+    mine = register(stand_in("mine"))
+    thief = FoundPlugin("thief", "thief-dist", "1", "thief")
+    with (
+        registrations.loading(thief),
+        pytest.raises(
+            RegistrationError, match=r"unregister: expected an operation of .*thief"
+        ),
+    ):
+        OperationRegistry.unregister(mine)
+    assert mine in {entry.operation for entry in registrations.entries()}
 
 
 @pytest.mark.parametrize(
@@ -271,6 +296,20 @@ def test_the_parts_of_a_kind_check_themselves():
         switchax.ArraySpec.of(3)
     with pytest.raises(TypeError, match=r"attention: .*metadata=3 \(int\)"):
         ATTENTION.request(3, query=X, key=X, value=X)
+
+
+def test_the_name_of_a_kind_is_checked():
+    for name in (3, "", "a b", None):
+        kind = type("Kind", (type(ATTENTION),), {"name": name})()
+        with pytest.raises(RegistrationError, match="register kind: expected a name"):
+            registrations.add_kind(kind)
+    assert set(registrations.kinds()) == {"attention"}
+
+
+def test_an_operation_of_another_kind_of_that_name_is_refused():
+    cls = stand_in("double")
+    cls.kind = type("Kind", (type(ATTENTION),), {})()
+    refused(cls, "the kind 'attention' of switchax.kinds", "a name of its own")
 
 
 def test_an_unknown_feature_gets_the_near_miss():

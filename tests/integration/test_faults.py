@@ -180,6 +180,36 @@ def test_what_a_plugin_configures_holds_from_the_first_call(broken):
     assert broken["first_call"] == broken["second_call"] == "vanilla:vanilla"
 
 
+def test_a_plugin_that_fails_leaves_no_setting_and_no_axis(tmp_path):
+    site = Site(tmp_path)
+    site.add(
+        "leaver-dist",
+        {"leaver": "leaver"},
+        leaver="""
+            import switchax
+            from switchax import PartitionAxis
+
+            switchax.configure(operation="gone", strict=True)
+            PartitionAxis.register("__LEFT__", "tp")
+            raise OSError("disk")
+        """,
+    )
+    answers = site.run("""
+        from switchax import PartitionAxis
+
+        switchax.configure(force_native=True)
+        attend("auto")
+        settings = switchax.current_settings()
+        report(
+            operation=settings.operation,
+            strict=settings.strict,
+            native=settings.force_native,
+            axes=sorted(PartitionAxis.get_registered_axes()),
+        )
+    """)
+    assert answers == {"operation": [], "strict": False, "native": True, "axes": []}
+
+
 def test_raising_halfway_leaves_nothing_registered(broken):
     failure(broken, "halfway-dist:halfway")
     assert "half" not in broken["owners"]

@@ -1,6 +1,10 @@
 """Plugins that are objects with hooks, and hooks that raise when called."""
 
+import jax.numpy as jnp
 import pytest
+
+import switchax
+from switchax import dispatch
 
 from .distributions import OURS, Site, kind, operation
 
@@ -100,6 +104,18 @@ def test_a_hook_that_raises_is_said_once_and_passed_over(hooked):
         f"plugin zealous-dist:zealous: {problem}; it is passed over"
         for problem in problems
     ]
+
+
+@pytest.mark.parametrize(
+    ("length", "order"), list(enumerate(["vanilla", [object()], {"vanilla"}, 3], 51))
+)
+def test_a_rank_that_is_no_list_of_names_is_passed_over(length, order, monkeypatch):
+    monkeypatch.setattr(dispatch, "first_result", lambda *_, **__: order)
+    x = jnp.ones((1, length, 1, 4))  # of its own: what is equal is chosen once
+    with pytest.warns(UserWarning, match="switchax_rank: expected a list of names"):
+        switchax.attention(x, x, x)
+    recorded = switchax.decisions.recorded()[-1]
+    assert recorded.chosen.entry.name == "sdpa"
 
 
 def test_doctor_is_content_with_sound_plugins(hooked):

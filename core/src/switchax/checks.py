@@ -28,6 +28,7 @@ __all__ = [
     "fail_type",
     "fail_value",
     "is_integer",
+    "unwrapped",
 ]
 
 
@@ -159,8 +160,7 @@ def as_array(where: str, name: str, value: Any, todo: str = "") -> Any:
         TypeError: For what is no array, or one that JAX cannot hold as it is.
         ValueError: For an array that was deleted or donated.
     """
-    if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
-        value = value.__jax_array__()
+    value = unwrapped(value)
     if isinstance(value, jax.Array):
         _check_alive(where, name, value)
         return value
@@ -183,6 +183,13 @@ def as_array(where: str, name: str, value: Any, todo: str = "") -> Any:
         f"{name}={brief(value)}",
         todo or f"pass {name}=jnp.asarray(...)",
     )
+
+
+def unwrapped(value: Any) -> Any:
+    """Returns what an object makes of itself for JAX, or the value as it is."""
+    if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
+        return value.__jax_array__()
+    return value
 
 
 def _check_alive(where: str, name: str, array: jax.Array) -> None:

@@ -15,9 +15,10 @@ from .operation import (
     defined_methods,
     forward_method,
     forward_parameters,
+    note_names,
 )
 
-__all__ = ["check_once", "check_operation"]
+__all__ = ["check_kind_name", "check_once", "check_operation"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _RESERVED = frozenset({"auto"})
@@ -57,6 +58,7 @@ def _check(cls: type[BaseOperation]) -> tuple[str, ...]:
     """Checks all but `__init__`, which only a call by name needs."""
     _check_attributes(cls)
     names = _checked_names(cls)
+    note_names(cls, names)
     _check_config_class(cls)
     _check_features(cls)
     _check_methods(cls)
@@ -66,6 +68,16 @@ def _check(cls: type[BaseOperation]) -> tuple[str, ...]:
             todo = "leave __slots__ out: instances are compared by their attributes"
             raise _fail(cls, "attributes in __dict__", got, todo)
     return names
+
+
+def check_kind_name(kind: OperationKind) -> None:
+    """Raises a RegistrationError for a name that a kind cannot have."""
+    name = getattr(kind, "name", None)
+    if type(name) is not str or not _NAME.fullmatch(name):
+        raise RegistrationError(
+            f"register kind: expected a name of letters, digits, '_', '.' and '-', got "
+            f"{name!r} of {type(kind).__module__}; choose another"
+        )
 
 
 def _fail(
@@ -103,7 +115,8 @@ def _checked_names(cls: type[BaseOperation]) -> tuple[str, ...]:
         rule = "get_impl_name() to return a str or a tuple of str"
         raise _fail(cls, rule, repr(names), "canonical name first")
     for name in as_tuple:
-        if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+        # A subclass of str could equal every name there is.
+        if type(name) is not str or not _NAME.fullmatch(name) or name in _RESERVED:
             rule = "names of letters, digits, '_', '.' and '-', and not 'auto'"
             raise _fail(cls, rule, repr(name), "choose another")
     if len(set(as_tuple)) < len(as_tuple):

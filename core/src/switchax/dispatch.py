@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 from . import decisions, registrations
 from .caller import warn_caller
 from .capabilities import Cost
-from .checks import fail_type, fail_value
+from .checks import brief, fail_type, fail_value
 from .compat import jax_settings
 from .errors import (
     ContestedNameError,
@@ -122,8 +123,9 @@ def operation_names(where: str, operation: str | Sequence[str]) -> Names:
         ValueError: For auto among others.
     """
     if isinstance(operation, str):
-        return () if operation == "auto" else (operation,)
+        return () if operation.strip() == "auto" else (operation,)
     names = tuple(operation) if isinstance(operation, list | tuple) else ()
+    names = tuple(n.strip() if isinstance(n, str) else n for n in names)
     if names == ("auto",):
         return ()
     if "auto" in names:
@@ -355,8 +357,8 @@ def _preferred(
     order = first_result(
         "switchax_rank", request=request, candidates=names, target=target
     )
-    if not isinstance(order, Sequence | None):
-        text = f"switchax_rank: expected names or None, got {type(order).__name__}; "
+    if order is not None and not _are_names(order):
+        text = f"switchax_rank: expected a list of names or None, got {brief(order)}; "
         warn_caller(f"{text}it is passed over")
         return best[0]
     for name in order or ():
@@ -364,6 +366,11 @@ def _preferred(
             if name in (candidate.entry.qualified, candidate.entry.name):
                 return candidate
     return best[0]
+
+
+def _are_names(order: Any) -> bool:
+    is_list = isinstance(order, Sequence) and not isinstance(order, str | bytes)
+    return is_list and all(isinstance(name, str) for name in order)
 
 
 def _nothing_fits(

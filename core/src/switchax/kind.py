@@ -36,8 +36,8 @@ class Feature:
     """Something a call may use and an operation may refuse.
 
     Attributes:
-        arguments: Arguments of a forward method that the feature brings, at least
-            one of which the operation's forward methods take.
+        arguments: Arguments of a forward method that the feature brings. Each is taken
+            by a forward method of an operation that declares it.
         optional: Arguments that a forward method may take with it.
         summary: One line.
     """

@@ -20,6 +20,7 @@ from . import hookspecs, registrations, settings
 from .caller import warn_caller
 from .discovery import FoundPlugin, find_plugins
 from .errors import ContractError, RegistrationError, near_miss
+from .partition import rules
 
 __all__ = [
     "CONTRACT",
@@ -132,6 +133,7 @@ def _load(plugin: FoundPlugin, wanted: settings.Settings) -> PluginRecord:
         return PluginRecord(plugin, "failed", plugin.problem, fix)
     if hooks.has_plugin(plugin.key):  # from a discovery that was interrupted
         return PluginRecord(plugin, "loaded")
+    settings_before, axes_before = settings.configured(), rules.registered()
     try:
         with registrations.loading(plugin):
             provider = _resolve(plugin)
@@ -149,6 +151,8 @@ def _load(plugin: FoundPlugin, wanted: settings.Settings) -> PluginRecord:
     except BaseException as error:  # sys.exit at import is one
         _unregister_hooks(plugin)
         registrations.roll_back(plugin)
+        settings.restore(settings_before)
+        rules.restore(axes_before)
         details = "".join(traceback.format_exception(error))
         fix = _fix(plugin, error)
         return PluginRecord(plugin, "failed", _one_line(error), fix, details)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
+import weakref
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from .request import Request
 from .sameness import is_same
 from .target import Target, current_target
 
-__all__ = ["BaseOperation", "forward_method", "forward_parameters"]
+__all__ = ["BaseOperation", "forward_method", "forward_parameters", "note_names"]
 
 # Where a platform's forward method is looked for, most specific first.
 _CHAINS = {
@@ -27,6 +28,9 @@ _CHAINS = {
     "tpu": ("forward_tpu", "forward_native"),
     "tt": ("forward_tt", "forward_native"),
 }
+
+
+_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
 class BaseOperation(abc.ABC):
@@ -93,6 +97,9 @@ class BaseOperation(abc.ABC):
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Returns every name as a tuple, canonical first."""
+        known = _names.get(cls)
+        if known is not None:
+            return known
         names = cls.get_impl_name()
         return (names,) if isinstance(names, str) else tuple(names)
 
@@ -192,6 +199,11 @@ class BaseOperation(abc.ABC):
 
     def __hash__(self) -> int:
         return hash((type(self), self.metadata))
+
+
+def note_names(cls: type[BaseOperation], names: tuple[str, ...]) -> None:
+    """Keeps names that were checked: asked again, a class might say others."""
+    _names[cls] = names
 
 
 def forward_method(cls: type[BaseOperation], platform: str) -> str | None:

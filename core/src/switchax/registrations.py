@@ -11,7 +11,7 @@ import dataclasses
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
-from .declaration import check_operation
+from .declaration import check_kind_name, check_operation
 from .discovery import FoundPlugin
 from .errors import RegistrationError
 from .kind import OperationKind
@@ -117,6 +117,7 @@ def add_operation(cls: type[BaseOperation]) -> None:
     """
     new = _Registered(check_operation(cls), defining_module(cls), _loading.get())
     with _lock:
+        _check_kind(cls)
         for known, old in list(_operations.items()):
             if known is cls or old.names[0] != new.names[0]:
                 continue
@@ -136,6 +137,16 @@ def add_operation(cls: type[BaseOperation]) -> None:
         _generation[0] += 1
 
 
+def _check_kind(cls: type[BaseOperation]) -> None:
+    known = _kinds.get(cls.kind.name)
+    if known is not None and known is not cls.kind:
+        raise RegistrationError(
+            f"{cls.__qualname__}: expected the kind {cls.kind.name!r} of "
+            f"{type(known).__module__}, got another of {type(cls.kind).__module__}; "
+            "import that one, or give the new kind a name of its own"
+        )
+
+
 def _same_plugin(old: _Registered, new: _Registered) -> bool:
     owner = _owner(old)
     return old.module == new.module if owner is None else owner == _owner(new)
@@ -151,6 +162,7 @@ def add_kind(kind: OperationKind) -> None:
         raise RegistrationError(
             f"register kind: expected an OperationKind, got {kind!r}; pass an instance"
         )
+    check_kind_name(kind)
     with _lock:
         known = _kinds.setdefault(kind.name, kind)
         if known is not kind:
@@ -163,8 +175,19 @@ def add_kind(kind: OperationKind) -> None:
 
 
 def remove_operation(cls: type[BaseOperation]) -> None:
-    """Takes an operation out again, for tests and notebooks."""
+    """Takes an operation out again, for tests and notebooks.
+
+    Raises:
+        RegistrationError: If a plugin that is being loaded takes out another's.
+    """
     with _lock:
+        registered, loader = _operations.get(cls), _loading.get()
+        if registered is not None and loader not in (None, _owner(registered)):
+            raise RegistrationError(
+                f"unregister: expected an operation of {loader}, which is being "
+                f"loaded, got {cls.__qualname__} of {registered.module}; which plugin "
+                "is used is the user's to set"
+            )
         _operations.pop(cls, None)
         _generation[0] += 1
 

@@ -147,6 +147,17 @@ def _from_environment(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
     return values
 
 
+def configured() -> dict[str, Any]:
+    """Returns what `configure` has set, to be restored."""
+    return dict(_configured)
+
+
+def restore(values: Mapping[str, Any]) -> None:
+    """Makes these the values that `configure` has set."""
+    _configured.clear()
+    _configured.update(values)
+
+
 def current_settings() -> Settings:
     """Returns the settings in force here and now.
 

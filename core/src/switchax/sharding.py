@@ -6,6 +6,7 @@ the mesh with its manual axes), `with mesh:` (deprecated since JAX 0.12), none.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -186,6 +187,10 @@ def correct_spec(
         () if entry is PartitionSpec.UNCONSTRAINED else tuple(flat_names(entry))
         for entry in (() if spec is None else spec)
     ]
+    for name in itertools.chain.from_iterable(entries):
+        if not isinstance(name, Hashable):  # a set or a dict
+            todo = "pass names of mesh axes"
+            raise fail_type(where, "a PartitionSpec of axes", brief(name), todo)
     check_distinct(where, entries)
     mesh = _checked_mesh(where, mesh)
     if mesh is None:

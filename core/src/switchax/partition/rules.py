@@ -81,6 +81,18 @@ def current_rules() -> Rules:
     return _registered if scoped is None else scoped
 
 
+def registered() -> Rules:
+    """Returns the axes that are registered for the process, to be restored."""
+    return _registered
+
+
+def restore(axes: Rules) -> None:
+    """Makes these the axes that are registered for the process."""
+    global _registered
+    with _lock:
+        _registered = axes
+
+
 def _replace(axes: Mapping[str, AxisRule]) -> None:
     """Makes these the rules of the innermost scope, or outside of any, of all."""
     global _registered
@@ -185,6 +197,9 @@ def _checked(where: str, rule: AxisRule) -> AxisRule:
 def _frozen(where: str, rule: Any) -> Any:
     if isinstance(rule, list | tuple):
         return tuple(_frozen(where, member) for member in rule)
+    if rule == "":
+        todo = "None says that it is never split"
+        raise fail_value(where, "a rule", "an empty name", todo)
     if rule is None or (isinstance(rule, str | int) and not isinstance(rule, bool)):
         return rule
     got = f"{brief(rule)}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from switchax.axes import EMPTY, NOT_GIVEN, AxisType
-from switchax.checks import fail_value
+from switchax.checks import brief, fail_type, fail_value
 from switchax.errors import near_miss
 from switchax.sharding import current_mesh, flat_names
 
@@ -74,7 +74,11 @@ class Translation:
 
     def _name(self, name: Any) -> Any:
         """Returns what a token or registered axis stands for, else _UNKNOWN."""
-        hash(name)  # a set or a dict is no axis: TypeError
+        try:
+            hash(name)
+        except TypeError:  # a set or a dict
+            todo = "pass a token or the name of a mesh axis"
+            raise fail_type(self.where, "an axis", brief(name), todo) from None
         if not isinstance(name, str):
             return _UNKNOWN
         rule = self.rules.axes.get(name)

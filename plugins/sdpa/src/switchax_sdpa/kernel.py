@@ -8,6 +8,8 @@ What it does otherwise, measured with JAX 0.10.2 on CPU, and what is done here:
 - a bias of -inf, or near finfo.min, loses against the number that JAX masks with, 0.7
   of finfo.min: -inf becomes part of the mask, a row of nothing else is empty (R6), and
   a bias near finfo.min is brought above that number;
+- a scale that is no power of two gives NaN, or nothing at all, from logits of 1e9 on:
+  float32 queries are scaled instead; half-precision logits stay as they are;
 - the lse of half-precision inputs comes back rounded, and its derivative is dropped
   in silence: refused by the operation (R8, R11).
 
@@ -87,6 +89,10 @@ def attend(
         k, v = jnp.where(key_seen, k, 0), jnp.where(key_seen, v, 0)
     if window is not None:
         window = tuple(max(q_len, kv_len) if side is None else side for side in window)
+    if implementation == "xla" and q.dtype == jnp.float32:
+        # JAX would scale the logits, and XLA may fuse that into the subtraction of
+        # their maximum, which was rounded: from 1e9 on, the two differ by hundreds.
+        q, softmax_scale = q * softmax_scale, 1.0
     with jax.numpy_dtype_promotion("standard"):  # JAX's function relies on it
         result = jax.nn.dot_product_attention(
             q,
@@ -104,7 +110,8 @@ def attend(
     if lse is not None:
         lse = jnp.swapaxes(lse, 1, 2).astype(jnp.float32)
         if bias is not None:
-            further = jnp.maximum(2 * lse - LOW, jnp.finfo(jnp.float32).min)
+            # 2 * lse would overflow; beyond finfo.min, -inf would mean an empty row.
+            further = jnp.maximum(lse + (lse - LOW), jnp.finfo(jnp.float32).min)
             lse = jnp.where(lse < LOW, further, lse)
     if row_sees is not None:
         output = jnp.where(jnp.swapaxes(row_sees, 1, 2)[..., None], output, 0)

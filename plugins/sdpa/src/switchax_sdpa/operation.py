@@ -70,7 +70,8 @@ class SdpaAttention(BaseOperation):
         """Refuses what comes back rounded (R8), or does not compile."""
         if request.dtype == "float16" and target.platform in ("cpu", "tpu"):
             hint = "JAX asks for a product that the platform lacks; cast to float32"
-            yield Refusal("rule", "dtype", "float16", "bfloat16, float32", hint)
+            allowed = "float32" if target.platform == "cpu" else "bfloat16, float32"
+            yield Refusal("rule", "dtype", "float16", allowed, hint)
         yield from symbolic_refusals(request)
         yield from _bfloat16_refusals(request, target)
         yield from _strict_refusals(request)

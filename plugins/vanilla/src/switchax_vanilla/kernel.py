@@ -12,6 +12,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -73,6 +74,7 @@ def attend(
         logits = logits + (bias if visible is None else jnp.where(visible, bias, 0))
     if logits_soft_cap is not None:
         logits = logits_soft_cap * jnp.tanh(logits / logits_soft_cap)
+    logits = _rounded_once(logits, softmax_scale, logits_soft_cap)
     if visible is not None:
         logits = jnp.where(visible, logits, -jnp.inf)
     if bias is not None:  # a row of nothing but -inf sees nothing either (R6)
@@ -82,10 +84,25 @@ def attend(
     if dropout_prob > 0:
         keep = jax.random.bernoulli(dropout_key, 1 - dropout_prob, weights.shape)
         weights = jnp.where(keep, weights / (1 - dropout_prob), 0)
+    if visible is not None:  # or a NaN cotangent of what nothing sees would spread
+        weights = jnp.where(visible, weights, 0)
     output = _weighted_sum(weights, v.astype(precise))
     if row_sees is not None:  # also keeps a NaN cotangent of such a row from spreading
         output = jnp.where(jnp.swapaxes(row_sees, 1, 2)[..., None], output, 0)
     return Result(output, weights, lse)
+
+
+def _rounded_once(logits: Array, *factors: float | None) -> Array:
+    """Returns the logits, rounded before anything is subtracted from them.
+
+    A compiler may fuse the last multiplication into the subtraction of the maximum,
+    which was rounded: where logits are as large as 1e9 the two differ by hundreds.
+    A power of two rounds nothing.
+    """
+    given = [factor for factor in factors if factor]
+    if all(abs(math.frexp(factor)[0]) == 0.5 for factor in given):
+        return logits
+    return jax.lax.optimization_barrier(logits)
 
 
 def _without_unseen(

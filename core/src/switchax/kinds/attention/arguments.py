@@ -25,6 +25,7 @@ from switchax.checks import (
     fail_type,
     fail_value,
     is_integer,
+    unwrapped,
 )
 from switchax.kind import Call
 from switchax.metadata.precision import check_softmax_dtype, runtime_dtype_name
@@ -93,7 +94,7 @@ def bind(where: str, arguments: Mapping[str, Any], metadata: OperationMetadata) 
         ValueError: For a wrong shape or value.
     """
     check_keywords(where, arguments, (*OPERANDS, *NEUTRAL))
-    given = {**NEUTRAL, **arguments}
+    given = {name: unwrapped(x) for name, x in {**NEUTRAL, **arguments}.items()}
     layout = check_choice(where, "layout", given["layout"], LAYOUTS)
     mode = check_choice(where, "mode", given["mode"], RUNTIME_MODES)
     arrays = _operands(where, given)
@@ -222,7 +223,7 @@ def _logit_arrays(
     arrays = {}
     for name in ("bias", "mask"):
         if given[name] is not None:
-            array = as_array(where, name, given[name])
+            array = as_array(where, name, _within_jax(given[name]))
             _check_broadcastable(where, name, array, sizes, layout)
             arrays[name] = array
     if "bias" in arrays:
@@ -235,7 +236,7 @@ def _logit_arrays(
             "pass mask != 0, or an additive mask as bias",
         )
     if given["softmax_aux"] is not None:
-        array = as_array(where, "softmax_aux", given["softmax_aux"])
+        array = as_array(where, "softmax_aux", _within_jax(given["softmax_aux"]))
         _check_floating(where, "softmax_aux", array)
         if array.ndim not in (1, 2) or array.shape[0] != sizes.heads:
             rule = f"softmax_aux [heads] or [heads, num_sinks] with heads={sizes.heads}"
@@ -243,6 +244,20 @@ def _logit_arrays(
             raise fail_value(where, rule, got, "give every query head its own sinks")
         arrays["softmax_aux"] = array
     return arrays
+
+
+def _within_jax(value: Any) -> Any:
+    """Keeps numbers of numpy finite where JAX narrows their dtype (see x64).
+
+    As `adaptation` does for what JAX holds in a wider dtype than the logits have.
+    """
+    if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.floating):
+        return value
+    dtype = jax.dtypes.canonicalize_dtype(value.dtype)
+    if np.dtype(dtype).itemsize >= value.dtype.itemsize:
+        return value
+    largest = float(np.finfo(dtype).max)
+    return np.where(np.isfinite(value), np.clip(value, -largest, largest), value)
 
 
 def _check_broadcastable(
@@ -293,7 +308,7 @@ def _token_arrays(
 def _integers(
     where: str, name: str, value: Any, shape: tuple[int, ...], axes: str
 ) -> Any:
-    array = as_array(where, name, value)
+    array = as_array(where, name, value, todo="pass an int32 array")
     if not jnp.issubdtype(array.dtype, jnp.integer):
         got = f"{name} of dtype {array.dtype}"
         raise fail_type(where, f"{name} of an integer dtype", got, "cast it to int32")
@@ -382,7 +397,8 @@ def _q_offset(where: str, value: Any, sizes: Sizes, needed: bool) -> Any:
         return int(value) if needed else None
     if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.integer):
         value = np.clip(value, -POSITION, POSITION)  # before JAX narrows it
-    array = as_array(where, "q_offset", value)
+    todo = "pass an int, or an int32 array"
+    array = as_array(where, "q_offset", value, todo)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         got = f"q_offset of dtype {array.dtype}"
         raise fail_type(where, "q_offset of an integer dtype", got, "cast it to int32")

@@ -147,7 +147,10 @@ def answer_without_keys(request: AttentionRequest, softmax_aux: Any) -> dict[str
     lse = jnp.full((r.heads,), -jnp.inf, precise)
     if softmax_aux is not None and softmax_aux.size:
         sinks = softmax_aux.astype(precise).reshape(r.heads, -1)
-        lse = jax.nn.logsumexp(sinks, axis=1)
+        has_some = jnp.any(sinks != -jnp.inf, axis=1)
+        # Within as well: the derivative of a logsumexp of nothing is NaN.
+        lse = jax.nn.logsumexp(jnp.where(has_some[:, None], sinks, 0), axis=1)
+        lse = jnp.where(has_some, lse, -jnp.inf)
     batch = () if r.layout == "thd" else (r.batch,)
     shape = {"b": r.batch, "t": r.q_len, "h": r.heads, "d": r.v_head_dim}
     return {

@@ -153,7 +153,7 @@ def shard(
         over_whole_mesh(mesh, inputs),
         over_whole_mesh(mesh, _outputs(request, {"b": batch, "h": heads})),
         (*batch, *heads),
-        _steps(request, placement, batch, heads, repeat),
+        _steps(placement, batch, heads, repeat),
         kv_repeat=repeat,
     )
 
@@ -312,7 +312,6 @@ def _local(
 
 
 def _steps(
-    request: AttentionRequest,
     placement: Placement,
     batch: Names,
     heads: Names,

@@ -1,0 +1,89 @@
+"""Numbers at the ends of their ranges: none is lost in silence."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import switchax
+from switchax.kinds.attention.oracle import attention_oracle
+
+X = jax.random.normal(jax.random.key(0), (1, 4, 1, 32), jnp.float32)
+
+
+class OfItsOwn:
+    """What makes itself an array for JAX."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __jax_array__(self):
+        return self.array
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"logits_soft_cap": 3e12}])
+@pytest.mark.parametrize("operation", ["vanilla", "sdpa"])
+def test_logits_whose_floats_lie_far_apart_still_choose_the_largest(operation, options):
+    if operation == "sdpa" and "logits_soft_cap" in options:
+        pytest.skip("sdpa has no soft cap")
+    q = X * 1e7  # 32 ** -0.5 is no power of two: XLA would round the logits twice
+    want = attention_oracle(q, q, X, **options)
+    out = switchax.attention(q, q, X, operation=operation, return_lse=True, **options)
+    np.testing.assert_allclose(out.attention_outputs, want.output, rtol=1e-6)
+    np.testing.assert_allclose(out.lse, want.lse, rtol=1e-6)
+
+
+@pytest.mark.parametrize("operation", ["vanilla", "sdpa"])
+def test_a_wide_bias_of_numpy_empties_no_row(operation):
+    bias = np.zeros((4, 4))
+    bias[0] = np.finfo(np.float64).min
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numpy would warn where JAX narrows it
+        out = switchax.attention(X, X, X, bias=bias, operation=operation)
+    np.testing.assert_allclose(out[0, 0], X.mean((0, 1)), rtol=1e-5)
+
+
+def test_wide_sinks_of_numpy_take_everything():
+    aux = np.array([1e300])
+    out = switchax.attention(X, X, X, softmax_aux=aux, operation="vanilla")
+    assert not out.any()
+
+
+def test_integers_that_make_themselves_arrays_never_wrap():
+    ids = np.zeros((1, 4), np.int64)
+    with pytest.raises(ValueError, match="q_segment_ids within int32"):
+        switchax.attention(
+            X, X, X, q_segment_ids=OfItsOwn(ids + 2**32), kv_segment_ids=ids
+        )
+    out = switchax.attention(X, X, X, kv_lengths=OfItsOwn(np.array([2**32])))
+    np.testing.assert_array_equal(out, switchax.attention(X, X, X))
+    offset = OfItsOwn(np.array([2**32 - 5]))
+    out = switchax.attention(X, X, X, causal=True, q_offset=offset)
+    np.testing.assert_allclose(out, switchax.attention(X, X, X), rtol=1e-6)
+
+
+def test_cotangents_of_weights_that_nothing_sees_do_not_spread():
+    def entropy(q):
+        out = switchax.attention(
+            q, X, X, causal=True, return_weights=True, operation="vanilla"
+        )
+        # Its derivative at 0 is infinite.
+        return jax.scipy.special.entr(out.attention_weights).sum()
+
+    gradient = jax.grad(entropy)(X)
+    assert np.isfinite(gradient).all()
+    assert gradient[:, 1:].any()
+
+
+def test_sinks_of_nothing_have_no_gradient_where_there_is_no_key():
+    def total(aux):
+        none = X[:, :0]
+        out = switchax.attention(
+            X, none, none, softmax_aux=aux, return_lse=True, operation="vanilla"
+        )
+        return jnp.where(jnp.isfinite(out.lse), out.lse, 0).sum()
+
+    assert jax.grad(total)(jnp.array([-jnp.inf])) == 0
+    assert jax.grad(total)(jnp.array([2.0])) == 4
