@@ -41,10 +41,14 @@ TEST = '''"""my-flash holds the contract of its kind."""
 
 import os
 
+import pytest
+
 from switchax.testing import conform
 
 
-def test_it_conforms() -> None:
+def test_it_conforms(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("switchax_operation"):
+        pytest.skip("its cases are asked one by one")
     # Read when JAX starts: a CPU stands for eight devices, so that meshes are tested.
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
     report = conform("my-flash")
@@ -97,7 +101,9 @@ def test_the_distribution_names_its_entry_point_and_this_core(new, tmp_path):
     assert project["entry-points"] == {
         "switchax.plugins": {"my-flash": "switchax_my_flash.plugin"}
     }
-    assert project["optional-dependencies"] == {"test": ["switchax[testing]"]}
+    assert project["optional-dependencies"] == {
+        "test": ["switchax[testing]", "pytest-xdist"]
+    }
     (core,) = map(Requirement, project["dependencies"])
     version = Version(__version__)
     allowed = f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}"

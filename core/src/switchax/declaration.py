@@ -18,7 +18,7 @@ from .operation import (
     note_names,
 )
 
-__all__ = ["check_kind_name", "check_once", "check_operation"]
+__all__ = ["check_init", "check_kind_name", "check_once", "check_operation"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _RESERVED = frozenset({"auto"})
@@ -50,7 +50,7 @@ def check_operation(cls: type[BaseOperation]) -> tuple[str, ...]:
             "derive from switchax.BaseOperation"
         )
     names = _check(cls)
-    _check_init(cls)
+    check_init(cls)
     return names
 
 
@@ -124,7 +124,8 @@ def _checked_names(cls: type[BaseOperation]) -> tuple[str, ...]:
     return as_tuple
 
 
-def _check_init(cls: type[BaseOperation]) -> None:
+def check_init(cls: type[BaseOperation]) -> None:
+    """Raises a RegistrationError for a class that no name can make an instance of."""
     signature = inspect.signature(cls)
     try:
         signature.bind(None)

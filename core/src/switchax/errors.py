@@ -23,6 +23,7 @@ __all__ = [
     "UnknownOperationError",
     "UnsupportedError",
     "described",
+    "first_line",
     "house_message",
     "near_miss",
 ]
@@ -122,6 +123,11 @@ def described(error: BaseException) -> str:
     except BaseException as second:
         text = f"(its text raised {type(second).__name__})"
     return " ".join(f"{type(error).__name__}: {text}".split())
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text, or its type where it has none."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def near_miss(name: str, known: Iterable[str], prefix: str = "") -> str:

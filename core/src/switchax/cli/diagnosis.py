@@ -13,7 +13,7 @@ import numpy as np
 
 from switchax import registrations
 from switchax._version import __version__
-from switchax.errors import SettingsError, described, near_miss
+from switchax.errors import SettingsError, described, first_line, near_miss
 from switchax.loading import ensure_loaded, hooks
 from switchax.registry import find_entry
 from switchax.settings import Settings, normalised, setting_sources
@@ -119,7 +119,7 @@ def _wrong_settings(
         try:
             find_entry(name, target or Target("cpu"))
         except ValueError as error:  # unknown or contested; elsewhere it may fit
-            problem = str(error).splitlines()[0]
+            problem = first_line(error)
             wrong.append({"setting": "operation", "problem": problem})
         except Exception:
             continue  # unsupported here, or a plugin's `unavailable()` raises

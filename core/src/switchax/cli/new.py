@@ -50,14 +50,15 @@ def new(name: str, into: Path | None) -> None:
     """
     _check_name(name)
     folder = into if into is not None else Path(f"switchax-{name}")
-    _check_folder(folder)
     try:
+        _check_folder(folder)
         number = _write(folder, name)
     except OSError as error:
         got = f"{error.filename or folder}: {error.strerror}"
         raise _wrong("a folder to write in", got, "name another by --into") from error
     # Without a separator pip takes it for the name of a distribution.
-    path = str(folder) if len(folder.parts) > 1 else f"./{folder}"
+    is_plain = len(folder.parts) > 1 and not str(folder).startswith("-")
+    path = str(folder) if is_plain else f"./{folder}"
     show_line(f"wrote {number} files to {folder}; next:")
     show_line(f"  pip install -e {shlex.quote(f'{path}[test]')}")
     show_line("  switchax list")

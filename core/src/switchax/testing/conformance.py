@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import platform as python_platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,10 +15,11 @@ import jaxlib.version
 from switchax import registrations
 from switchax._version import __version__
 from switchax.checks import brief, fail_type, fail_value
-from switchax.declaration import check_once
-from switchax.errors import UnsupportedError, described
+from switchax.declaration import check_init, check_once
+from switchax.errors import UnsupportedError, described, first_line
 from switchax.operation import BaseOperation
 from switchax.registry import find_entry
+from switchax.settings import use
 from switchax.target import Target, current_target
 
 from .report import Failure, Report, Result
@@ -69,27 +70,13 @@ def conform(
         >>> report = conform("vanilla")
         >>> assert report.passed, report
     """
-    if level not in LEVELS:
-        got = f"level={level!r}"
-        raise fail_value("conform", f"a level of {', '.join(LEVELS)}", got, "pass one")
-    if type(seed) is not int or seed < 0:
-        got = f"seed={seed!r}"
-        raise fail_value("conform", "a seed from 0 on", got, "pass an int")
-    cls = _class_of(operation)
-    check_once(cls)
-    here = current_target()
-    there = here if target is None else Target.parse(target)
-    platforms = cls.capabilities.platforms
-    if there.platform not in platforms:
-        rule = f"a target of {', '.join(sorted(platforms))}, which it declares"
-        raise fail_value("conform", rule, str(there), "pass target=")
+    cls, there, cases = _asked(operation, target, level, seed)
+    here, suite = current_target(), cls.kind.suite
     elsewhere = there if not _is_same(there, here) else None
-    suite = cls.kind.suite
-    cases = list(suite.cases(cls, there.platform, level, seed))
     started = time.monotonic()
     run = Run(cls, max_failures, elsewhere)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(jax.default_matmul_precision("highest"))
+        stack.enter_context(_as_it_is_asked())
         complete = run.all(cases, progress)
     refused = run.refused_here()
     not_tested = {**suite.not_tested(cls, there.platform), **refused}
@@ -112,6 +99,37 @@ def conform(
         failures=tuple(run.failures.values()),
         not_tested=not_tested,
     )
+
+
+def _asked(
+    operation: str | type[BaseOperation],
+    target: str | Target | None,
+    level: str,
+    seed: int,
+) -> tuple[type[BaseOperation], Target, list[Case]]:
+    """Checks what `conform` was asked; returns the class, the target and the cases."""
+    if level not in LEVELS:
+        got = f"level={level!r}"
+        raise fail_value("conform", f"a level of {', '.join(LEVELS)}", got, "pass one")
+    if type(seed) is not int or seed < 0:
+        got = f"seed={seed!r}"
+        raise fail_value("conform", "a seed from 0 on", got, "pass an int")
+    cls = _class_of(operation)
+    check_once(cls)
+    check_init(cls)
+    there = current_target() if target is None else Target.parse(target)
+    platforms = cls.capabilities.platforms
+    if there.platform not in platforms:
+        rule = f"a target of {', '.join(sorted(platforms))}, which it declares"
+        raise fail_value("conform", rule, str(there), "pass target=")
+    return cls, there, list(cls.kind.suite.cases(cls, there.platform, level, seed))
+
+
+@contextlib.contextmanager
+def _as_it_is_asked() -> Iterator[None]:
+    """What the cases are run under, whatever the settings: see `force_native`."""
+    with jax.default_matmul_precision("highest"), use(force_native=False):
+        yield
 
 
 def _is_same(one: Target, other: Target) -> bool:
@@ -189,7 +207,7 @@ class Run:
             Its failure, made as small as it could be, or None; and what the operation
             said if it refused what it declares.
         """
-        with jax.default_matmul_precision("highest"):
+        with _as_it_is_asked():
             kind, finding = self._try(case)
             rule = (finding.rule if kind else "") or case.rule
             if kind in ("", "refused"):
@@ -232,7 +250,7 @@ class Run:
         Returns:
             What is declared and always refused; see `refused_here`.
         """
-        with jax.default_matmul_precision("highest"):
+        with _as_it_is_asked():
             for case in cases:
                 if case.computes and self._used(case) - self._honoured:
                     self._note(case, *self._try(case))
@@ -247,7 +265,7 @@ class Run:
             else:
                 finding = case.run(self.operation)
         except UnsupportedError as error:
-            return "refused", Finding(text=str(error).splitlines()[0])
+            return "refused", Finding(text=first_line(error))
         except RefusedLate as error:
             rule = self.cls.kind.suite.declaration
             return "wrong", Finding(text=str(error), rule=rule, quantity="refusal")
@@ -339,6 +357,5 @@ def cases_of(
     operation: str, level: str = "quick", seed: int = 0
 ) -> tuple[type[BaseOperation], list[Case]]:
     """Returns an operation and the cases that `conform` would run here."""
-    cls = _class_of(operation)
-    platform = current_target().platform
-    return cls, list(cls.kind.suite.cases(cls, platform, level, seed))
+    cls, _, cases = _asked(operation, None, level, seed)
+    return cls, cases

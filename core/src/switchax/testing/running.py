@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from switchax.errors import UnsupportedError
+from switchax.errors import UnsupportedError, first_line
 from switchax.operation import BaseOperation, defined_methods
 
 __all__ = ["RefusedLate", "watched", "wide_types"]
@@ -34,8 +34,8 @@ def watched(cls: type[BaseOperation]) -> type[BaseOperation]:
             try:
                 return original(self, *args, **kwargs)
             except UnsupportedError as error:
-                text = f"refuses only after {method} has started: {error}"
-                raise RefusedLate(text.splitlines()[0]) from error
+                text = f"refuses only after {method} has started: "
+                raise RefusedLate(text + first_line(error)) from error
 
         signature: Any = inspect.signature(original)
         forward.__signature__ = signature  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ Nothing is added to a call that needs none of it.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import jax
@@ -89,7 +90,8 @@ def attend(
         k, v = jnp.where(key_seen, k, 0), jnp.where(key_seen, v, 0)
     if window is not None:
         window = tuple(max(q_len, kv_len) if side is None else side for side in window)
-    if implementation == "xla" and q.dtype == jnp.float32:
+    is_exact = abs(math.frexp(softmax_scale)[0]) == 0.5
+    if implementation == "xla" and q.dtype == jnp.float32 and not is_exact:
         # JAX would scale the logits, and XLA may fuse that into the subtraction of
         # their maximum, which was rounded: from 1e9 on, the two differ by hundreds.
         q, softmax_scale = q * softmax_scale, 1.0

@@ -68,13 +68,17 @@ def attend(
     if visible is not None:
         row_sees, key_seen = seen(visible, k.shape[2])
         q, k, v = _without_unseen(q, k, v, row_sees, key_seen)
-    logits = softmax_scale * _scores(q, k, precise)
+    if abs(math.frexp(softmax_scale)[0]) != 0.5:
+        # XLA may fuse scaling the logits into the subtraction of their maximum, which
+        # was rounded: from 1e9 on, the two differ by hundreds.
+        q, k = q.astype(precise) * softmax_scale, k.astype(precise)
+        softmax_scale = 1.0
+    logits = softmax_scale * _scores(q, k, precise)  # exact
     if bias is not None:
         bias = bias.astype(precise)  # first: its gradient is summed in this dtype
         logits = logits + (bias if visible is None else jnp.where(visible, bias, 0))
     if logits_soft_cap is not None:
         logits = logits_soft_cap * jnp.tanh(logits / logits_soft_cap)
-    logits = _rounded_once(logits, softmax_scale, logits_soft_cap)
     if visible is not None:
         logits = jnp.where(visible, logits, -jnp.inf)
     if bias is not None:  # a row of nothing but -inf sees nothing either (R6)
@@ -90,19 +94,6 @@ def attend(
     if row_sees is not None:  # also keeps a NaN cotangent of such a row from spreading
         output = jnp.where(jnp.swapaxes(row_sees, 1, 2)[..., None], output, 0)
     return Result(output, weights, lse)
-
-
-def _rounded_once(logits: Array, *factors: float | None) -> Array:
-    """Returns the logits, rounded before anything is subtracted from them.
-
-    A compiler may fuse the last multiplication into the subtraction of the maximum,
-    which was rounded: where logits are as large as 1e9 the two differ by hundreds.
-    A power of two rounds nothing.
-    """
-    given = [factor for factor in factors if factor]
-    if all(abs(math.frexp(factor)[0]) == 0.5 for factor in given):
-        return logits
-    return jax.lax.optimization_barrier(logits)
 
 
 def _without_unseen(

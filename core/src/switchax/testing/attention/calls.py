@@ -30,6 +30,7 @@ __all__ = [
 
 INF, NAN = math.inf, math.nan
 _APART = 1 << 16
+_ALIKE_IN_FLOAT32 = 1 << 24  # and the number after it
 Array = NDArray[Any]
 
 
@@ -49,12 +50,14 @@ class AttentionCall:
         layout: "bthd", "bhtd" or "thd".
         bias: "" (none), "full", "head" `[1, heads, q_len, kv_len]`, "slopes" `[1,
             heads, 1, kv_len]`, "sample" `[batch, 1, q_len, kv_len]`, "padding"
-            `[batch, 1, 1, kv_len]`, "row" `[heads, q_len, 1]`, "key" `[kv_len]`, or
-            "minus_inf", full with some -inf and some rows of nothing else.
+            `[batch, 1, 1, kv_len]`, "square" `[q_len, kv_len]`, "row" `[heads, q_len,
+            1]`, "key" `[kv_len]`, or "minus_inf", full with some -inf and some rows
+            of nothing else.
+        bias_level: What is added to the bias.
         bias_dtype: Dtype of bias; "" is that of query.
-        mask: "" (none), "full", "key", "square" `[q_len, kv_len]`, "head", "sample"
-            or "padding", shaped as those of bias, by which every row sees a key; or
-            "row", by which some rows see none.
+        mask: "" (none), "full", "key", "square", "head", "sample" or "padding", shaped
+            as those of bias, or "by_head" `[batch, heads, 1, kv_len]`, by which every
+            row sees a key; or "row", by which some rows see none.
         segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
             "apart" (the later half of the rows sees none), "negative" (on both sides,
             at the start) or "trailing" (at the end).
@@ -86,6 +89,7 @@ class AttentionCall:
     layout: str = "bthd"
     bias: str = ""
     bias_dtype: str = ""
+    bias_level: float = 0.0
     mask: str = ""
     segments: str = ""
     lengths: str = ""
@@ -243,9 +247,10 @@ def _logit_arrays(
         "slopes": (1, heads, 1, kv_len),
         "square": (q_len, kv_len),
         "padding": (batch, 1, 1, kv_len),
+        "by_head": (batch, heads, 1, kv_len),
     }
     if call.bias:
-        bias = rng.normal(size=shapes.get(call.bias, full))
+        bias = call.bias_level + rng.normal(size=shapes.get(call.bias, full))
         if call.bias == "minus_inf":
             bias[rng.random(full) < 0.3] = -INF
             bias[:, :, : q_len // 2] = -INF
@@ -301,13 +306,16 @@ def _segment_ids(
     if call.segments == "interleaved":
         q_ids, kv_ids = (np.arange(n) % 2 for n in (q_len, kv_len))
         q_ids = np.minimum(q_ids, max(kv_len - 1, 0))
-        q_ids, kv_ids = (np.tile(ids, (batch, 1)) * _APART for ids in (q_ids, kv_ids))
+        q_ids, kv_ids = (
+            np.tile(_ALIKE_IN_FLOAT32 + ids, (batch, 1)) for ids in (q_ids, kv_ids)
+        )
+    # No negative id matches, whichever it is: both sides have equal ones.
     if call.segments == "trailing":
         q_ids[:, q_len - q_len // 3 :] = -1
         kv_ids[:, kv_len - kv_len // 3 :] = -1
     if call.segments == "negative":
-        q_ids[:, : 1 + q_len // 3] = -1
-        kv_ids[:, : 1 + kv_len // 3] = -1
+        q_ids[:, : 1 + q_len // 3] = -2
+        kv_ids[:, : 1 + kv_len // 3] = -2
     return {"q_segment_ids": q_ids, "kv_segment_ids": kv_ids}
 
 
@@ -333,7 +341,8 @@ def _options(call: AttentionCall) -> dict[str, Any]:
             "zero": 0,
             "negative": -2,
             "last": last,
-            "traced": np.array(last + 1, "int32"),
+            # By seed, as lengths are.
+            "traced": np.array(last + 1 - call.seed // 2 % 2, "int32"),
             "batch": np.resize([last, -1, 2, 0], batch).astype("int32"),
         }
         options["q_offset"] = offsets[call.offset]
@@ -379,7 +388,8 @@ def largest_logit(call: AttentionCall, drawn: Drawn) -> float:
     """
     scale = max(call.head_dim, 1) ** -0.5 if call.scale is None else call.scale
     product = math.prod(longest(drawn.arrays[name]) for name in ("query", "key"))
-    return float(max(abs(call.sink_level), abs(scale) * product))
+    levels = abs(call.sink_level), abs(call.bias_level)
+    return float(max(*levels, abs(scale) * product))
 
 
 def longest(array: Array) -> float:

@@ -24,6 +24,7 @@ from .values import (
     check_effect,
     check_lse,
     check_value,
+    check_weights,
 )
 
 __all__ = ["CHECKS"]
@@ -33,6 +34,7 @@ CHECKS: dict[str, Callable[[Subject], Finding]] = {
     "accumulation": check_accumulation,
     "alone": check_alone,
     "lse": check_lse,
+    "weights": check_weights,
     "effect": check_effect,
     "dropout": check_dropout,
     "refused": check_refused,

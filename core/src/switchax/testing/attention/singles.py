@@ -21,8 +21,8 @@ __all__ = [
 Entry = tuple[str, dict[str, Any]]
 
 # Of dropout: more than one block of rows and of keys, so that blocks could repeat.
-BLOCKS: dict[str, Any] = {"q_len": 130, "kv_len": 130, "head_dim": 64, "batch": 1}
-BLOCKS |= {"heads": 2, "kv_heads": 2}
+BLOCKS: dict[str, Any] = {"q_len": 300, "kv_len": 130, "head_dim": 64, "batch": 1}
+BLOCKS |= {"heads": 4, "kv_heads": 4}
 # Each changes the output, whatever else a call has.
 EFFECTS: tuple[dict[str, Any], ...] = (
     {"bias": "full"},
@@ -77,6 +77,7 @@ def shapes(full: bool) -> list[Entry]:
         ("R1", {"layout": "thd"}),
         ("R1", {"kv_len": 0}),
         ("R1", {"batch": 0}),
+        ("R1", {"head_dim": 0, "v_head_dim": 8}),
     ]
     lengths: tuple[int, ...] = (1, 64, 65, 129, 200)
     if full:
@@ -104,10 +105,13 @@ def logits(full: bool) -> list[Entry]:
     """What changes logits, and sinks."""
     entries: list[Entry] = [
         ("R2", {"scale": -0.7}),
+        ("R2", {"scale": 0.0}),
         ("R2", {"bias": "full"}),
         ("R2", {"bias": "head"}),
         ("R2", {"bias": "row"}),
         ("R2", {"bias": "key"}),
+        ("R2", {"bias": "square"}),
+        ("R2", {"bias": "full", "bias_level": -200.0}),
         ("R2", {"bias": "padding"}),
         ("R2", {"soft_cap": 0.8}),
         ("R2", {"bias": "full", "soft_cap": 0.8}),
@@ -118,7 +122,7 @@ def logits(full: bool) -> list[Entry]:
         ("R9", {"sinks": 2, "soft_cap": 0.8, "scale": 2.0}),
     ]
     if full:
-        entries += [("R2", {"scale": 0.0}), ("R2", {"bias": "full", "scale": 2.0})]
+        entries += [("R2", {"bias": "full", "scale": 2.0})]
     return entries
 
 
@@ -129,6 +133,7 @@ def visibilities(full: bool) -> list[Entry]:
     one = {"heads": 1, "kv_heads": 1}
     block = {"q_len": 130, "kv_len": 9, "batch": 1, **one}
     square = {"q_len": 9, "kv_len": 9}
+    large = {"q_len": 257, "kv_len": 257, "batch": 1, **one}
     entries: list[Entry] = [
         ("R3", {"mask": "full"}),
         ("R3", {"mask": "head"}),
@@ -136,6 +141,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"mask": "sample"}),
         ("R3", {"mask": "key"}),
         ("R3", {"mask": "square"}),
+        ("R3", {"mask": "by_head"}),
         ("R3", {"mask": "full", "bias": "full"}),
         ("R2", {"mask": "full", "soft_cap": 0.8}),
         ("R3", {"causal": True}),
@@ -146,6 +152,11 @@ def visibilities(full: bool) -> list[Entry]:
         ("R5", {"window": (0, 2)}),
         ("R5", {"window": (None, 1)}),
         ("R5", {"window": (3, None)}),
+        ("R5", {"window": (2, 3), "causal": True}),
+        ("R5", {"window": (0, 150), **large}),
+        ("R3", {"causal": True, **large, "q_len": 600, "kv_len": 600}),
+        ("R4", {"causal": True, **large, "q_len": 300, "kv_len": 65}),
+        ("R4", {"causal": True, "offset": "last", **large, "q_len": 130}),
         ("R4", {"causal": True, **long}),
         ("R4", {"causal": True, "q_len": 9, "kv_len": 5}),
         ("R4", {"causal": True, "offset": "last", **long}),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from switchax.capabilities import Capabilities
-from switchax.errors import UnsupportedError
+from switchax.errors import UnsupportedError, first_line
 from switchax.kinds.attention import AttentionOutput
 from switchax.operation import BaseOperation
 from switchax.testing.suite import Finding
@@ -63,13 +63,19 @@ class Subject:
 
     def refused(self, what: str, error: UnsupportedError, rule: str) -> Finding:
         """What is wrong where a derivative is declared and refused."""
-        text = f"declares {what} and refuses it: {str(error).splitlines()[0]}"
+        text = f"declares {what} and refuses it: {first_line(error)}"
         return Finding(text=text, rule=rule, quantity=what)
 
     def measure(
-        self, name: str, got: Any, expected: Any, stored: int = 3, rule: str = ""
+        self,
+        name: str,
+        got: Any,
+        expected: Any,
+        stored: int = 3,
+        rule: str = "",
+        slack: Any = None,
     ) -> Finding:
-        """Compares one array with what the oracle says of it."""
+        """Compares one array with what the oracle says of it, but for some slack."""
         dtypes, drawn = [self.call.dtype], self.draw()
         growth = largest_logit(self.call, drawn)
         if name.startswith("d_bias"):  # it is stored as bias is
@@ -79,7 +85,7 @@ class Subject:
             given = cotangents(self.call, drawn)["attention_outputs"]
             growth = max(growth, longest(given) * longest(drawn.arrays["value"]))
         limit = max(allowed(dtype, growth, stored) for dtype in dtypes)
-        error, text = distance(got, expected, limit)
+        error, text = distance(got, expected, limit, slack)
         return Finding(error, f"{name} {text}" if text else "", rule, name)
 
 

@@ -53,6 +53,7 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
     {"sink_level": 0.0},
     {"offset": "zero"},
     {"scale": None},
+    {"bias_level": 0.0},
     {"factor": 1.0},
     {"bias_dtype": ""},
     {"layout": "bthd"},
@@ -296,6 +297,8 @@ def _cases(
     yield case("R13", "forward mode")
     yield case("R13", "second order")
     yield case("R12", "keywords")
+    if "weights" in capabilities.features:
+        yield case("R12", "weights")
     for dtype in dtypes[1:]:
         yield case("R8", dtype=dtype)
     for dtype in dtypes if "lse" in capabilities.features else ():
@@ -320,9 +323,19 @@ def _cases(
     yield from (case(rule, **call) for rule, call in hidden)
     for dtype in dtypes[1:]:
         yield case("R8", dtype=dtype, causal=True, kv_heads=2, q_len=33, kv_len=33)
+        yield case("R8", dtype=dtype, bias="full", bias_dtype="float32")
     for call in that_hide(hidden):
         rule = "R6" if call.get("bias") == "minus_inf" else "R7"
         yield case(rule, dirty=True, **call)
+    hiding: dict[str, Any] = {"lengths": "kv", "kv_len": 70}
+    soiled: list[dict[str, Any]] = [
+        {**hiding, "kv_len": 300, "batch": 1},  # more than a block of keys
+        {**hiding, "kv_heads": 2},
+        {**hiding, "plain": True},
+        {"causal": True, "q_len": 5, "kv_len": 200, "kv_heads": 2, "plain": True},
+    ]
+    soiled += [{**hiding, "dtype": dtype} for dtype in dtypes[1:]]
+    yield from (case("R7", dirty=True, **call) for call in soiled)
     for call in ({"bias": "full", "sinks": 0}, {"bias": "full"}, {"sinks": 0}, {}):
         yield case("R11", "underivable", **call)
         yield case("R11", "alone", **call)
@@ -330,6 +343,8 @@ def _cases(
         yield case("R12", "effect", **call)
     yield case("R13", "in turn", causal=True)
     yield case("R13", "in turn", mask="full")
+    yield case("R13", "in turn", soft_cap=8.0)
+    yield case("R13", "in turn", window=(2, 0))
     yield case("R13", "transforms")
     yield case("R13", "transforms", causal=True)
     for call in (
@@ -338,10 +353,13 @@ def _cases(
         {"segments": "ids", "q_len": 9, "kv_len": 9},
         {"bias": "full"},
         {"causal": True, "offset": "batch", "kv_len": 9},
+        {"causal": True, "offset": "traced", "kv_len": 9},
         {"sinks": 0},
     ):
         yield case("R13", "mapped", **call)
     yield case("R13", "second order", causal=True)
+    yield case("R13", "second order", soft_cap=0.8)
+    yield case("R13", "second order", bias="full", sinks=0)
     if jax.device_count() >= 4:
         for call in (
             {},

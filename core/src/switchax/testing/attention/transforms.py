@@ -172,6 +172,10 @@ def check_in_turn(subject: Subject) -> Finding:
     changes: list[dict[str, Any]] = [{}, {"seed": call.seed + 4}, longer, {}]
     if call.scale is not None:
         changes.insert(1, {"scale": None})
+    if call.soft_cap is not None:
+        changes.insert(1, {"soft_cap": call.soft_cap / 16})
+    if call.window is not None:
+        changes.insert(1, {"window": (0, 0)})
     findings: list[Finding] = []
     before = call
     for change in changes:

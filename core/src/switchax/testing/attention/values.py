@@ -24,6 +24,7 @@ __all__ = [
     "check_effect",
     "check_lse",
     "check_value",
+    "check_weights",
 ]
 
 # Kernels work on blocks of a power of two, of this size at most.
@@ -121,8 +122,37 @@ def check_accumulation(subject: Subject) -> Finding:
     except UnsupportedError as error:
         return subject.refused(f"derivatives of {', '.join(names)}", error, "R11")
     wanted = drawn.oracle_vjp(**of_oracle(given))
-    findings += [subject.measure(f"d_{n}", gradients[n], wanted[n]) for n in names]
+    slack = _of_rounded_output(drawn, d_output)
+    findings += [
+        subject.measure(f"d_{n}", gradients[n], wanted[n], slack=slack.get(n))
+        for n in names
+    ]
     return worst(findings)
+
+
+def _of_rounded_output(drawn: Drawn, d_output: Any) -> dict[str, Any]:
+    """By how much gradients may differ that start from the output as it is returned.
+
+    What is taken from the cotangent of each weight is the sum of d_output * output,
+    which a kernel may compute from the output in the dtype that it returns it in. Of
+    one head, as the calls are that this is asked of.
+    """
+    oracle, arrays = drawn.oracle(), drawn.arrays
+    query, key = (arrays[n][:, :, 0].astype("float64") for n in ("query", "key"))
+    scale = query.shape[-1] ** -0.5
+    rounded = oracle.output.astype(arrays["query"].dtype).astype("float64")
+    shift = (d_output.astype("float64") * (rounded - oracle.output)).sum(-1)
+    d_logits = oracle.weights[:, 0] * shift[:, :, 0, None]  # [batch, q_len, kv_len]
+    found = {
+        "query": scale * (d_logits @ key)[:, :, None],
+        "key": scale * (d_logits.swapaxes(1, 2) @ query)[:, :, None],
+    }
+    if "bias" in arrays:
+        found["bias"] = d_logits.sum((0, 1))
+    if "softmax_aux" in arrays:
+        sink = np.exp(arrays["softmax_aux"] - oracle.lse[:, 0, :, None])  # [b, q, 1]
+        found["softmax_aux"] = (sink[..., 0] * shift[:, :, 0]).sum((0, 1))[None]
+    return {name: 2 * np.abs(error) for name, error in found.items()}
 
 
 def check_alone(subject: Subject) -> Finding:
@@ -149,6 +179,14 @@ def check_lse(subject: Subject) -> Finding:
     drawn = subject.draw()
     found = subject.programs.outputs(subject.operation, drawn, return_lse=True)
     return subject.measure("lse", found.lse, drawn.oracle().lse, 0)
+
+
+def check_weights(subject: Subject) -> Finding:
+    """The weights alone, without lse."""
+    drawn = subject.draw()
+    found = subject.programs.outputs(subject.operation, drawn, return_weights=True)
+    weights = drawn.oracle().weights
+    return subject.measure("weights", found.attention_weights, weights, 0)
 
 
 def check_effect(subject: Subject) -> Finding:
@@ -210,20 +248,43 @@ def check_dropout(subject: Subject) -> Finding:
     findings = [subject.measure("kept probabilities", first, expected)]
     keyed = _with_key(drawn, 0)
     names = subject.derived(drawn)
+    capabilities = subject.capabilities
     if names:
-        given = cotangents(call, drawn)
-        _, found = programs.gradients(operation, keyed, names, given)
+        fields = ["attention_outputs"]
+        fields += ["lse"] if "lse" in capabilities.differentiable else []
+        given, found = _of_what_is_given(subject, drawn, keyed, names, fields)
         wanted = drawn.oracle_vjp(**of_oracle(given), dropout_keep=kept)
         findings += [
             subject.measure(f"d_{name}", found[name], wanted[name]) for name in names
         ]
-    if "lse" in subject.capabilities.features:
+    if "weights" in capabilities.features:
+        asked = programs.outputs(operation, keyed, return_weights=True)
+        wanted = expected[0] if call.layout == "thd" else expected
+        findings.append(subject.measure("weights", asked.attention_weights, wanted))
+    if "lse" in capabilities.features:
         try:
             lse = programs.outputs(operation, keyed, return_lse=True).lse
         except UnsupportedError:
             return worst(findings)  # it gives lse in some calls only
         findings.append(subject.measure("lse", lse, plain.lse, 0))
     return worst(findings)
+
+
+def _of_what_is_given(
+    subject: Subject, drawn: Drawn, keyed: Drawn, names: list[str], fields: list[str]
+) -> tuple[dict[str, Any], Any]:
+    """Cotangents and gradients; without those of lse where it is refused."""
+    given = cotangents(subject.call, drawn, fields)
+    asked = {"return_lse": True} if "lse" in fields else {}
+    try:
+        _, found = subject.programs.gradients(
+            subject.operation, keyed, names, given, **asked
+        )
+    except UnsupportedError:
+        if not asked:
+            raise
+        return _of_what_is_given(subject, drawn, keyed, names, fields[:1])
+    return given, found
 
 
 def _with_key(drawn: Drawn, seed: int) -> Drawn:
@@ -254,7 +315,7 @@ def _probabilities(subject: Subject, drawn: Drawn, seed: int) -> Any:
     return np.concatenate(parts, axis=-1)[..., :kv_len]
 
 
-_BLOCKS = (16, 32, 64, 128)
+_BLOCKS = (16, 32, 64, 128, 256)
 _ENOUGH = 64  # by chance so many agree once in 2**26 times, at a share of a quarter
 
 
@@ -270,7 +331,7 @@ def _dropped_wrongly(
     if np.array_equal(kept[visible], kept_otherwise[visible]):
         return "another key drops the same"
     for axis, what in enumerate(("samples", "heads", "rows", "keys")):
-        for apart in (1, *(_BLOCKS if axis >= 2 else ())):
+        for apart in (1, *(_BLOCKS if axis >= 2 else range(2, kept.shape[axis]))):
             if kept.shape[axis] <= apart:
                 break
             count = 1 if apart == 1 else kept.shape[axis] - apart
