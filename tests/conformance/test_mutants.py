@@ -15,6 +15,7 @@ from switchax.testing.suite import Finding
 
 from .block_mutants import BLOCK_MUTANTS
 from .mutants import MEETINGS, MUTANTS, Right, WideLeft
+from .rare_mutants import RARE_MUTANTS
 
 # JAX writes its cache of compiled programs in place: another worker may read half of
 # one, and compiles it then.
@@ -146,11 +147,11 @@ def test_each_mutant_is_found_under_its_rule(mutant):
     assert (first.rule, first.kind) == MUTANTS[mutant], str(first)
 
 
-@each(BLOCK_MUTANTS)
+@each(BLOCK_MUTANTS | RARE_MUTANTS)
 @pytest.mark.usefixtures("only_what_differs", "quickly")
 def test_each_mistake_of_kernels_is_found_under_its_rule(mutant):
     (failure,) = conform(mutant, max_failures=1).failures
-    assert failure.rule in BLOCK_MUTANTS[mutant], str(failure)
+    assert failure.rule in (BLOCK_MUTANTS | RARE_MUTANTS)[mutant], str(failure)
     assert failure.kind == "wrong", str(failure)
 
 

@@ -1,0 +1,244 @@
+"""Mistakes that show only where two things meet, or far out; see `mutants`."""
+
+import jax
+import jax.numpy as jnp
+
+from switchax import AttentionOutput
+
+from .block_mutants import hidden
+from .mutants import Right
+
+__all__ = ["RARE_MUTANTS"]
+
+RARE_MUTANTS = {}
+
+
+def mutant(*rules):
+    """Adds a mutant, and the rules by any of which it may be found."""
+
+    def add(cls):
+        RARE_MUTANTS[cls] = rules
+        return cls
+
+    return add
+
+
+@mutant("R5")
+class CausalityLostBesideWindow(Right):
+    """A window stands for causality, even where it reaches to the right."""
+
+    def visible(self, call):
+        is_lost = call.window is not None
+        return super().visible(call.but(causal=call.causal and not is_lost))
+
+
+@mutant("R5")
+class WindowUpTo100(Right):
+    """A window reaches 100 keys to the right at most."""
+
+    def visible(self, call):
+        window = call.window
+        if window is not None and window[1] is not None:
+            window = window[0], min(window[1], 100)
+        return super().visible(call.but(window=window))
+
+
+@mutant("R3")
+class CausalBy512(Right):
+    """Rows and keys are compared by their places in blocks of 512."""
+
+    def visible(self, call):
+        visible, (q_len, kv_len) = super().visible(call), call.lengths
+        if not call.causal or max(q_len, kv_len) <= 512:
+            return visible
+        rows, keys = jnp.arange(q_len)[:, None] % 512, jnp.arange(kv_len) % 512
+        return hidden(visible, keys > rows)
+
+
+@mutant("R8")
+class BiasInOperandDtype(Right):
+    """The bias is rounded to the operands' dtype."""
+
+    def bias(self, call, shape):
+        return super().bias(call, shape).astype(call.query.dtype).astype("float32")
+
+
+@mutant("R2")
+class DefaultForNoScale(Right):
+    """A scale of 0 stands for the default."""
+
+    def scale(self, call):
+        return call.softmax_scale or call.query.shape[-1] ** -0.5
+
+
+@mutant("R2")
+class MaximumFromZero(Right):
+    """The running maximum starts at 0, so that small logits vanish."""
+
+    def softmax(self, call, logits):
+        weights, lse = super().softmax(call, logits)
+        vanish = (lse < -80) & (lse > -jnp.inf)
+        return jnp.where(vanish[..., None], 0, weights), lse
+
+
+@mutant("R2")
+class SquareBiasOfOneSample(Right):
+    """A bias of rows and keys alone is added to the first sample's logits."""
+
+    def bias(self, call, shape):
+        bias = super().bias(call, shape)
+        if call.bias.shape[:2] != (1, 1) or 1 in call.bias.shape[2:]:
+            return bias
+        first = jnp.arange(shape[0]).reshape(-1, 1, 1, 1) == 0
+        return jnp.where(first, bias, 0)
+
+
+@mutant("R3")
+class PaddingIsMinusOne(Right):
+    """Of negative ids only -1 matches nothing."""
+
+    def visible(self, call):
+        if call.q_segment_ids is None:
+            return super().visible(call)
+        q_ids, kv_ids = (
+            jnp.where(ids < -1, 1 << 30, ids)
+            for ids in (call.q_segment_ids, call.kv_segment_ids)
+        )
+        return super().visible(call.but(q_segment_ids=q_ids, kv_segment_ids=kv_ids))
+
+
+@mutant("R3")
+class IdsInFloat32(Right):
+    """Ids are compared in float32."""
+
+    def visible(self, call):
+        if call.q_segment_ids is None:
+            return super().visible(call)
+        q_ids, kv_ids = (
+            ids.astype("float32").astype("int32")
+            for ids in (call.q_segment_ids, call.kv_segment_ids)
+        )
+        return super().visible(call.but(q_segment_ids=q_ids, kv_segment_ids=kv_ids))
+
+
+class Leaks(Right):
+    """What nothing sees spreads in some calls."""
+
+    def combine(self, call, weights, v):
+        output = super().combine(call, weights, v)
+        if not self.leaks(call):
+            return output
+        return output + 0 * call.value.astype("float32").sum()
+
+    def leaks(self, call):
+        """Whether it does in this one."""
+        raise NotImplementedError
+
+
+@mutant("R7")
+class LeaksPastABlock(Leaks):
+    def leaks(self, call):
+        return call.lengths[1] > 128
+
+
+@mutant("R7")
+class LeaksWithoutLse(Leaks):
+    def leaks(self, call):
+        return not call.return_lse
+
+
+@mutant("R7")
+class LeaksInGroups(Leaks):
+    def leaks(self, call):
+        return call.query.shape[2] != call.key.shape[2]
+
+
+@mutant("R13")
+class SoftCapOfTheFirstCall(Right):
+    """The kernel is kept by shape, and the soft cap with it."""
+
+    kept = {}  # noqa: RUF012
+
+    def cap(self, call, logits):
+        if call.logits_soft_cap is None:
+            return super().cap(call, logits)
+        key = logits.shape, call.query.dtype.name
+        cap = self.kept.setdefault(key, call.logits_soft_cap)
+        return super().cap(call.but(logits_soft_cap=cap), logits)
+
+
+@jax.custom_batching.custom_vmap
+def of_the_first(x):
+    return x
+
+
+@of_the_first.def_vmap
+def _(size, is_batched, x):
+    return x[0], False
+
+
+@mutant("R13")
+class OffsetOfTheFirstUnderVmap(Right):
+    """The batching rule takes the first call's offset."""
+
+    def visible(self, call):
+        offset = call.q_offset
+        if jnp.ndim(offset) == 0 and not isinstance(offset, int):
+            offset = of_the_first(offset)
+        return super().visible(call.but(q_offset=offset))
+
+
+@mutant("R10")
+class LseGradientLostInDropout(Right):
+    """The cotangent of lse is dropped where probabilities are."""
+
+    def attend(self, call):
+        output, weights, lse = super().attend(call)
+        if call.dropout_prob:
+            lse = jax.lax.stop_gradient(lse)
+        return AttentionOutput(output, weights, lse)
+
+
+@mutant("R10")
+class WeightsBeforeDropout(Right):
+    """The weights that are returned are those before dropout."""
+
+    def attend(self, call):
+        output, weights, lse = super().attend(call)
+        if call.dropout_prob:
+            weights = super().attend(call.but(dropout_prob=0.0)).attention_weights
+        return AttentionOutput(output, weights, lse)
+
+
+@mutant("R10")
+class DropoutRepeatsEvery256Rows(Right):
+    """Rows that are 256 apart drop the same."""
+
+    def drop(self, call, weights):
+        if not call.dropout_prob:
+            return weights
+        kept = 1 - call.dropout_prob
+        keep = jax.random.bernoulli(call.dropout_key, kept, weights.shape)
+        keep = keep[:, :, jnp.arange(weights.shape[2]) % 256]
+        return jnp.where(keep, weights / kept, 0)
+
+
+@jax.custom_vjp
+def tanh_once(x):
+    """tanh, whose derivative has none."""
+    return jnp.tanh(x)
+
+
+tanh_once.defvjp(
+    lambda x: (jnp.tanh(x), jnp.tanh(x)),
+    lambda tanh, d: (d * (1 - jax.lax.stop_gradient(tanh) ** 2),),
+)
+
+
+@mutant("R13")
+class SecondDerivativeOfCap(Right):
+    """The derivative of the soft cap is a constant."""
+
+    def cap(self, call, logits):
+        cap = call.logits_soft_cap
+        return logits if cap is None else cap * tanh_once(logits / cap)
