@@ -1,0 +1,145 @@
+"""The kit is fair to flash attention as it is published, and to no less than that."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import switchax
+from switchax import ATTENTION, BaseOperation, Capabilities, UnsupportedError
+from switchax.testing import conform
+from switchax.testing.attention import AttentionCall, AttentionCase
+from switchax.testing.conformance import cases_of
+
+LONG = AttentionCall(
+    batch=1, q_len=4, kv_len=4096, heads=1, kv_heads=1, dtype="bfloat16", alike=True
+)
+TALL = AttentionCall(
+    batch=1, q_len=4096, kv_len=4, heads=1, kv_heads=1, dtype="bfloat16"
+)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def attend(kept, scale, q, k, v):
+    """Flash attention 2 as published: backward starts from the output as stored."""
+    return forward(kept, scale, q, k, v)[0]
+
+
+product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+
+
+def weights(scale, q, k):
+    logits = scale * product("bthd,bshd->bhts", q, k)
+    lse = jax.nn.logsumexp(logits, axis=-1)
+    return jnp.exp(logits - lse[..., None]), lse
+
+
+def forward(kept, scale, q, k, v):
+    p, lse = weights(scale, q, k)
+    output = product("bhts,bshd->bthd", p.astype(v.dtype), v).astype(q.dtype)
+    return (output, lse), (q, k, v, output)
+
+
+def backward(kept, scale, residuals, cotangents):
+    q, k, v, output = residuals
+    d_output, d_lse = cotangents
+    p, _ = weights(scale, q, k)
+    mean = (output.astype("float32") * d_output.astype("float32")).sum(-1)
+    mean = jnp.swapaxes(mean, 1, 2).astype(kept).astype("float32")
+    dv = product("bhts,bthd->bshd", p.astype(q.dtype), d_output)
+    dp = product("bthd,bshd->bhts", d_output, v)
+    ds = (p * (dp - mean[..., None] + d_lse[..., None])).astype(q.dtype)
+    dq = scale * product("bhts,bshd->bthd", ds, k)
+    dk = scale * product("bhts,bthd->bshd", ds, q)
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+
+
+attend.defvjp(forward, backward)
+
+
+class Flash(BaseOperation):
+    kind = ATTENTION
+    kept = "float32"
+    capabilities = Capabilities(
+        dtypes={"bfloat16"},
+        features={"lse"},
+        differentiable={"query", "key", "value", "lse"},
+    )
+
+    @classmethod
+    def get_impl_name(cls):
+        return "flash"
+
+    def forward_native(self, query, key, value, *, softmax_scale):
+        return attend(self.kept, softmax_scale, query, key, value)
+
+
+class RoundedMean(Flash):
+    """What is taken from the cotangents of weights is rounded too."""
+
+    kept = "bfloat16"
+
+
+@pytest.mark.parametrize("call", [LONG, TALL], ids=["long", "tall"])
+def test_backward_may_start_from_the_output_as_it_was_returned(call):
+    finding = AttentionCase("R8", call, "accumulation").run(Flash())
+    assert not finding.is_wrong, finding
+
+
+def test_what_is_summed_from_it_is_summed_in_float32():
+    finding = AttentionCase("R8", LONG, "accumulation").run(RoundedMean())
+    assert finding.is_wrong
+    assert finding.quantity == "d_query"
+
+
+class Twice(Flash):
+    def forward_cpu(self, query, key, value, *, softmax_scale):
+        output, lse = super().forward_native(
+            query, key, value, softmax_scale=softmax_scale
+        )
+        return 2 * output, lse
+
+
+def test_settings_of_the_user_do_not_change_what_is_asked():
+    with switchax.use(force_native=True):
+        report = conform(Twice, max_failures=1)
+    assert not report.passed
+
+
+class OnTpu(Flash):
+    capabilities = Capabilities(platforms={"tpu"}, dtypes={"bfloat16"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ((Flash, "nonsense"), "a level of quick, full"),
+        ((Flash, "quick", -1), "a seed from 0 on"),
+        ((OnTpu,), "a target of tpu, which it declares"),
+    ],
+    ids=["level", "seed", "platform"],
+)
+def test_cases_are_asked_for_as_conform_is(asked, says):
+    with pytest.raises(ValueError, match=says):
+        cases_of(*asked)
+
+
+class Speechless(Flash):
+    def __call__(self, *args, **kwargs):
+        raise UnsupportedError("")
+
+
+def test_a_refusal_without_text_is_one():
+    report = conform(Speechless, max_failures=1)
+    assert "UnsupportedError" in str(report.failures[0])
+
+
+class Needy(Flash):
+    def __init__(self, metadata=None, *, need):
+        super().__init__(metadata)
+
+
+def test_a_class_that_cannot_be_made_says_what_it_lacks():
+    with pytest.raises(switchax.RegistrationError, match="__init__ to take metadata"):
+        conform(Needy)
