@@ -37,6 +37,7 @@ class Numbers(Suite):
         return map(Number, range(seed, 4))
 
 class Kind(AttentionKind):
+    name = "numbers"
     suite = Numbers()
 
 @OperationRegistry.register
@@ -64,6 +65,7 @@ class OneRefusing(Suite):
         yield Refusing(0)
 
 class OtherKind(AttentionKind):
+    name = "refusals"
     suite = OneRefusing()
 
 @OperationRegistry.register

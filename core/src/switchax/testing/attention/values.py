@@ -259,8 +259,8 @@ def check_dropout(subject: Subject) -> Finding:
         ]
     if "weights" in capabilities.features:
         asked = programs.outputs(operation, keyed, return_weights=True)
-        wanted = expected[0] if call.layout == "thd" else expected
-        findings.append(subject.measure("weights", asked.attention_weights, wanted))
+        of_layout = expected[0] if call.layout == "thd" else expected
+        findings.append(subject.measure("weights", asked.attention_weights, of_layout))
     if "lse" in capabilities.features:
         try:
             lse = programs.outputs(operation, keyed, return_lse=True).lse
