@@ -242,3 +242,15 @@ class SecondDerivativeOfCap(Right):
     def cap(self, call, logits):
         cap = call.logits_soft_cap
         return logits if cap is None else cap * tanh_once(logits / cap)
+
+
+@mutant("R13")
+class SumsOverDevices(Right):
+    """Within a shard_map the outputs of all devices are added up."""
+
+    def attend(self, call):
+        output, weights, lse = super().attend(call)
+        axes = jax.sharding.get_abstract_mesh().manual_axes
+        if axes:
+            output = jax.lax.psum(output, axes)
+        return AttentionOutput(output, weights, lse)

@@ -15,6 +15,7 @@ from .transforms import (
     check_mesh,
     check_second_order,
     check_sequence_mesh,
+    check_shard_map,
     check_transforms,
 )
 from .values import (
@@ -45,6 +46,7 @@ CHECKS: dict[str, Callable[[Subject], Finding]] = {
     "in turn": check_in_turn,
     "mesh": check_mesh,
     "sequence mesh": check_sequence_mesh,
+    "shard_map": check_shard_map,
     "forward mode": check_forward_mode,
     "second order": check_second_order,
 }

@@ -370,6 +370,8 @@ def _cases(
             {"segments": "ids", "window": (2, 1)},
         ):
             yield case("R13", "mesh", batch=4, **call)
+        yield case("R13", "shard_map", batch=4)
+        yield case("R13", "shard_map", batch=4, causal=True, kv_heads=2)
         even = {"q_len": 8, "kv_len": 8, "batch": 4}
         yield case("R13", "sequence mesh", **even)
         yield case("R13", "sequence mesh", causal=True, **even)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from switchax.errors import UnsupportedError
+from switchax.sharding import as_spec
 from switchax.target import current_target
 from switchax.testing.suite import Finding, worst
 
@@ -25,6 +26,7 @@ __all__ = [
     "check_mesh",
     "check_second_order",
     "check_sequence_mesh",
+    "check_shard_map",
     "check_transforms",
 ]
 
@@ -237,6 +239,41 @@ def _on_a_mesh(subject: Subject, *axes: str) -> Finding:
         wanted = drawn.oracle_vjp(**of_oracle(given))
         findings += [
             subject.measure(f"d_{n} on a mesh", gradients[n], wanted[n]) for n in names
+        ]
+    return worst(findings)
+
+
+def check_shard_map(subject: Subject) -> Finding:
+    """Within a `jax.shard_map` of the user's, each device computes its samples.
+
+    Of calls whose arrays are query, key and value alone. Its own check of what varies
+    over devices is off for opaque kernels: Pallas cannot be traced with it.
+    """
+    drawn = subject.draw()
+    names, given = subject.derived(drawn), cotangents(subject.call, drawn)
+    (d_output,) = given.values()
+    arrays, split = traced(drawn), as_spec(("dp",))
+    mesh = jax.make_mesh((2,), ("dp",), (jax.sharding.AxisType.Auto,))
+    compute: Any = jax.shard_map(
+        lambda arrays: _output(subject, drawn, arrays),
+        mesh=mesh,
+        in_specs=split,
+        out_specs=split,
+        check_vma=not subject.capabilities.opaque,
+    )
+
+    def run(floats: Any) -> Any:
+        result, pull = jax.vjp(lambda f: compute({**arrays, **f}), floats)
+        return result, pull(jnp.asarray(d_output))[0] if names else {}
+
+    found, gradients = jax.jit(run)({n: arrays[n] for n in names})
+    expected = drawn.oracle().output
+    findings = [subject.measure("output within shard_map", found, expected)]
+    if names:
+        wanted = drawn.oracle_vjp(**of_oracle(given))
+        findings += [
+            subject.measure(f"d_{n} within shard_map", gradients[n], wanted[n])
+            for n in names
         ]
     return worst(findings)
 
