@@ -121,6 +121,7 @@ def _forward_program(operation, call, dirty):
     return f"{program} {program.consts}"
 
 
+@pytest.mark.further  # minutes; where it fails, those in CI are found under other rules
 @pytest.mark.usefixtures("quickly")
 def test_what_they_are_made_of_conforms():
     report = conform(Right)
