@@ -51,7 +51,7 @@ class CausalBy512(Right):
         visible, (q_len, kv_len) = super().visible(call), call.lengths
         if not call.causal or max(q_len, kv_len) <= 512:
             return visible
-        rows, keys = jnp.arange(q_len)[:, None] % 512, jnp.arange(kv_len) % 512
+        rows, keys = jnp.arange(q_len)[:, None] % 512, jnp.arange(kv_len)[None] % 512
         return hidden(visible, keys > rows)
 
 
@@ -162,7 +162,7 @@ class SoftCapOfTheFirstCall(Right):
     def cap(self, call, logits):
         if call.logits_soft_cap is None:
             return super().cap(call, logits)
-        key = logits.shape, call.query.dtype.name
+        key = call.query.shape, call.query.dtype.name
         cap = self.kept.setdefault(key, call.logits_soft_cap)
         return super().cap(call.but(logits_soft_cap=cap), logits)
 
