@@ -536,7 +536,7 @@ class LseOfEmptyRowsFinite(Right):
         output, lse = super().empty_rows(call, output, lse, row_sees)
         if call.bias is None:
             return output, lse
-        return output, jnp.maximum(lse, jnp.log(jnp.finfo(jnp.float32).tiny))
+        return output, jnp.where(row_sees, lse, jnp.log(jnp.finfo(jnp.float32).tiny))
 
 
 # R7: dirty padding
