@@ -167,6 +167,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"segments": "ids", "layout": "thd", **square}),
         ("R3", {"segments": "interleaved", **square}),
         ("R3", {"lengths": "kv", "kv_len": 70, "batch": 1}),
+        ("R3", {"lengths": "kv", "kv_len": 300, "batch": 1}),
         ("R6", {"mask": "row"}),
         ("R6", {"causal": True, "offset": "negative"}),
         ("R6", {"bias": "minus_inf"}),
