@@ -1,5 +1,7 @@
 """Mistakes that show only where two things meet, or far out; see `mutants`."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 
@@ -93,32 +95,34 @@ class SquareBiasOfOneSample(Right):
         return jnp.where(first, bias, 0)
 
 
+class ChangesIds(Right):
+    """Segment ids are compared as something else."""
+
+    def visible(self, call):
+        names = ("q_segment_ids", "kv_segment_ids")
+        given = {name: getattr(call, name) for name in names}
+        changed = {n: None if x is None else self.ids(x) for n, x in given.items()}
+        return super().visible(call.but(**changed))
+
+    def ids(self, ids):
+        """What is compared."""
+        raise NotImplementedError
+
+
 @mutant("R3")
-class PaddingIsMinusOne(Right):
+class PaddingIsMinusOne(ChangesIds):
     """Of negative ids only -1 matches nothing."""
 
-    def visible(self, call):
-        if call.q_segment_ids is None:
-            return super().visible(call)
-        q_ids, kv_ids = (
-            jnp.where(ids < -1, 1 << 30, ids)
-            for ids in (call.q_segment_ids, call.kv_segment_ids)
-        )
-        return super().visible(call.but(q_segment_ids=q_ids, kv_segment_ids=kv_ids))
+    def ids(self, ids):
+        return jnp.where(ids < -1, 1 << 30, ids)
 
 
 @mutant("R3")
-class IdsInFloat32(Right):
+class IdsInFloat32(ChangesIds):
     """Ids are compared in float32."""
 
-    def visible(self, call):
-        if call.q_segment_ids is None:
-            return super().visible(call)
-        q_ids, kv_ids = (
-            ids.astype("float32").astype("int32")
-            for ids in (call.q_segment_ids, call.kv_segment_ids)
-        )
-        return super().visible(call.but(q_segment_ids=q_ids, kv_segment_ids=kv_ids))
+    def ids(self, ids):
+        return ids.astype("float32").astype("int32")
 
 
 class Leaks(Right):
@@ -157,7 +161,7 @@ class LeaksInGroups(Leaks):
 class SoftCapOfTheFirstCall(Right):
     """The kernel is kept by shape, and the soft cap with it."""
 
-    kept = {}  # noqa: RUF012
+    kept: ClassVar[dict] = {}
 
     def cap(self, call, logits):
         if call.logits_soft_cap is None:

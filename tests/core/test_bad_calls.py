@@ -511,3 +511,9 @@ def test_a_later_name_that_nobody_has_is_no_fallback():
     x = jnp.ones((1, 4, 1, 8))
     with pytest.raises(switchax.UnknownOperationError, match="got 'nope'"):
         switchax.attention(x, x, x, operation=("vanilla", "nope"))
+
+
+def test_auto_and_names_may_have_spaces_around():
+    x = jnp.ones((1, 2, 1, 4))
+    for operation in (" auto ", " vanilla ", [" vanilla "]):
+        assert switchax.attention(x, x, x, operation=operation).shape == x.shape

@@ -1085,3 +1085,10 @@ def test_cache_stays_small(monkeypatch):
         ]
         assert specs == [P("sp", f"h{n}") for n in range(20)]
         assert len(partition.rules.current_rules().specs) <= 8
+
+
+def test_what_cannot_be_hashed_or_is_empty_is_one_clear_error():
+    with pytest.raises(TypeError, match=r"expected an axis, got \{'tp'\} \(set\)"):
+        PartitionAxis().resolve_spec([{"tp"}], MODE_TRAIN)
+    with pytest.raises(ValueError, match="register: expected a rule, got an empty"):
+        PartitionAxis.register("__NOTHING__", "")

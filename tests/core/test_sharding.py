@@ -231,6 +231,7 @@ def test_lengths_may_be_numpy_ints():
         (3, (8,), TypeError),
         ({"dp": "tp"}, (8,), TypeError),
         ({"dp", "tp"}, (8, 8), TypeError),
+        (({"dp"}, None), (8, 8), TypeError),
         (b"dp", (8, 8), TypeError),
         (P("dp"), 8, TypeError),
         (P("dp"), "8", TypeError),
