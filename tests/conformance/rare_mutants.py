@@ -73,7 +73,7 @@ class DefaultForNoScale(Right):
         return call.softmax_scale or call.query.shape[-1] ** -0.5
 
 
-@mutant("R2")
+@mutant("R2", "R8")
 class MaximumFromZero(Right):
     """The running maximum starts at 0, so that small logits vanish."""
 
@@ -258,3 +258,112 @@ class SumsOverDevices(Right):
         if axes:
             output = jax.lax.psum(output, axes)
         return AttentionOutput(output, weights, lse)
+
+
+@mutant("R4")
+class DecodeSeesAll(Right):
+    """A single row sees the whole cache, causal or not."""
+
+    def visible(self, call):
+        return super().visible(call.but(causal=call.causal and call.lengths[0] > 1))
+
+
+@mutant("R9")
+class SinksByKvHead(Right):
+    """A group of heads has the sinks of its first."""
+
+    def softmax(self, call, logits):
+        sinks = call.softmax_aux
+        if sinks is not None and sinks.shape[0]:
+            heads = sinks.shape[0]
+            group = heads // call.key.shape[2]
+            call = call.but(softmax_aux=sinks[jnp.arange(heads) // group * group])
+        return super().softmax(call, logits)
+
+
+class DropsBySums(Right):
+    """What is dropped repeats where two numbers have the same sum."""
+
+    def drop(self, call, weights):
+        if not call.dropout_prob or 0 in weights.shape:
+            return weights
+        kept = 1 - call.dropout_prob
+        keep = jax.random.bernoulli(call.dropout_key, kept, self.drawn(weights.shape))
+        keep = keep[self.index(weights.shape)]
+        return jnp.where(keep, weights / kept, 0)
+
+    def drawn(self, shape):
+        """The shape that is drawn."""
+        raise NotImplementedError
+
+    def index(self, shape):
+        """Which of it each probability has."""
+        raise NotImplementedError
+
+
+@mutant("R10")
+class DropsBySampleAndHead(DropsBySums):
+    """Sample 0 and head 1 drop what sample 1 and head 0 do."""
+
+    def drawn(self, shape):
+        return (shape[0] + shape[1], *shape[2:])
+
+    def index(self, shape):
+        return jnp.arange(shape[0])[:, None] + jnp.arange(shape[1])[None]
+
+
+@mutant("R10")
+class DropsByDiagonalsOfBlocks(DropsBySums):
+    """Blocks of 64 are numbered by the sum of their places."""
+
+    def drawn(self, shape):
+        blocks = shape[2] // 64 + shape[3] // 64 + 1
+        return (blocks, 64, 64, shape[0], shape[1])
+
+    def index(self, shape):
+        samples, heads, rows, keys = jnp.meshgrid(
+            *(jnp.arange(size) for size in shape), indexing="ij", sparse=True
+        )
+        return rows // 64 + keys // 64, rows % 64, keys % 64, samples, heads
+
+
+@mutant("R6", "R5")
+class OffsetWithinKeys(Right):
+    """An offset is clipped to where the keys end, and a window then sees some."""
+
+    def visible(self, call):
+        q_len, kv_len = call.lengths
+        offset = jnp.clip(call.q_offset, -q_len, kv_len)
+        return super().visible(call.but(q_offset=offset))
+
+
+@mutant("R3")
+class EightDocuments(ChangesIds):
+    """Of ids the first eight are told apart."""
+
+    def ids(self, ids):
+        first = jnp.unique(ids, size=8, fill_value=1 << 30)
+        place = jnp.minimum(jnp.searchsorted(first, ids), 7)
+        return jnp.where(ids < 0, ids, place)
+
+
+@mutant("R5")
+class WindowByBlocksOf512(Right):
+    """Where rows of a block begin to see is taken from its last row."""
+
+    def visible(self, call):
+        visible, (q_len, kv_len) = super().visible(call), call.lengths
+        if call.window is None or call.window[0] is None or max(q_len, kv_len) <= 512:
+            return visible
+        rows, keys = jnp.arange(q_len)[:, None] // 512, jnp.arange(kv_len)[None] // 512
+        first = jnp.maximum(rows * 512 + 511 - call.window[0], 0) // 512
+        return hidden(visible, keys < first)
+
+
+@mutant("R1")
+class HeadsFrom8On(Right):
+    """Heads from 8 on read the kv head of head 7."""
+
+    def repeat(self, x, times):
+        heads = jnp.arange(x.shape[2] * times)
+        return jnp.take(x, jnp.minimum(heads, 7 if times > 1 else heads) // times, 2)

@@ -93,3 +93,16 @@ def test_sinks_of_nothing_have_no_gradient_where_there_is_no_key():
 
     assert jax.grad(total)(jnp.array([-jnp.inf])) == 0
     assert jax.grad(total)(jnp.array([2.0])) == 4
+
+
+@pytest.mark.parametrize("operation", ["vanilla", "sdpa"])
+@pytest.mark.parametrize(
+    ("q", "k", "scale"), [(1e9, 1e-37, 1e30), (1e-12, 1e38, 2.5e-27), (2.0, 3.0, -0.7)]
+)
+def test_a_scale_far_from_1_brings_no_operand_out_of_range(operation, q, k, scale):
+    q = np.full((1, 1, 1, 4), q, "float32")
+    k = np.full((1, 2, 1, 4), k, "float32") * np.array([1, 2], "float32")[:, None, None]
+    v = np.arange(8, dtype="float32").reshape(1, 2, 1, 4)
+    want = attention_oracle(q, k, v, softmax_scale=scale)
+    out = switchax.attention(q, k, v, softmax_scale=scale, operation=operation)
+    np.testing.assert_allclose(out, want.output, rtol=1e-4)

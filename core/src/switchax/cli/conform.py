@@ -91,24 +91,33 @@ def conform(
                 )
         except (ValueError, TypeError) as error:
             raise WrongCall(str(error), ctx) from error
-    if path is not None:
-        _write(path, report, ctx)
     if as_json:
         show_json(report.to_dict())
     else:
         _show(report)
+    if path is not None:
+        _write(path, report)
     ctx.exit(0 if report.passed else 1)
 
 
 def _check_path(path: Path, ctx: click.Context) -> None:
     """Raises before the run if the report could not be written after it."""
-    if path.absolute().parent.is_dir() and path.name:
-        return
     todo, got = "make the folder first", f"--report={str(path)!r}"
+    if path.absolute().parent.is_dir() and path.name:
+        is_new = not path.exists()
+        try:
+            with path.open("ab"):
+                pass
+            if is_new:
+                path.unlink()
+        except OSError as error:
+            todo, got = "name another", f"{got}: {error.strerror}"
+        else:
+            return
     raise WrongCall(house_message("switchax conform", "a file", got, todo), ctx)
 
 
-def _write(path: Path, report: Report, ctx: click.Context) -> None:
+def _write(path: Path, report: Report) -> None:
     try:
         path.write_text(report.to_json(), "utf-8")
     except OSError as error:

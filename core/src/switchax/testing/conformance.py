@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import platform as python_platform
 import time
 from collections.abc import Callable, Iterator
@@ -265,6 +266,9 @@ class Run:
             else:
                 finding = case.run(self.operation)
         except UnsupportedError as error:
+            reasons = itertools.chain.from_iterable(error.refusals.values())
+            if any(reason.code == "fault" for reason in reasons):
+                return "raised", Finding(text=first_line(error))
             return "refused", Finding(text=first_line(error))
         except RefusedLate as error:
             rule = self.cls.kind.suite.declaration

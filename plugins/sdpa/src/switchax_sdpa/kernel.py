@@ -90,11 +90,13 @@ def attend(
         k, v = jnp.where(key_seen, k, 0), jnp.where(key_seen, v, 0)
     if window is not None:
         window = tuple(max(q_len, kv_len) if side is None else side for side in window)
-    is_exact = abs(math.frexp(softmax_scale)[0]) == 0.5
+    mantissa, exponent = math.frexp(softmax_scale)
+    is_exact = abs(mantissa) == 0.5
     if implementation == "xla" and q.dtype == jnp.float32 and not is_exact:
         # JAX would scale the logits, and XLA may fuse that into the subtraction of
-        # their maximum, which was rounded: from 1e9 on, the two differ by hundreds.
-        q, softmax_scale = q * softmax_scale, 1.0
+        # their maximum, which was rounded: from 1e9 on, the two differ by hundreds. A
+        # power of two is exact.
+        q, softmax_scale = q * (2 * mantissa), math.ldexp(1.0, exponent - 1)
     with jax.numpy_dtype_promotion("standard"):  # JAX's function relies on it
         result = jax.nn.dot_product_attention(
             q,

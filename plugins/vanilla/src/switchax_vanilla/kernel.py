@@ -68,12 +68,13 @@ def attend(
     if visible is not None:
         row_sees, key_seen = seen(visible, k.shape[2])
         q, k, v = _without_unseen(q, k, v, row_sees, key_seen)
-    if abs(math.frexp(softmax_scale)[0]) != 0.5:
+    mantissa, exponent = math.frexp(softmax_scale)
+    if abs(mantissa) != 0.5:
         # XLA may fuse scaling the logits into the subtraction of their maximum, which
-        # was rounded: from 1e9 on, the two differ by hundreds.
-        q, k = q.astype(precise) * softmax_scale, k.astype(precise)
-        softmax_scale = 1.0
-    logits = softmax_scale * _scores(q, k, precise)  # exact
+        # was rounded: from 1e9 on, the two differ by hundreds. A power of two is exact.
+        q, k = q.astype(precise) * (2 * mantissa), k.astype(precise)
+        softmax_scale = math.ldexp(1.0, exponent - 1)
+    logits = softmax_scale * _scores(q, k, precise)
     if bias is not None:
         bias = bias.astype(precise)  # first: its gradient is summed in this dtype
         logits = logits + (bias if visible is None else jnp.where(visible, bias, 0))

@@ -59,13 +59,15 @@ class AttentionCall:
             as those of bias, or "by_head" `[batch, heads, 1, kv_len]`, by which every
             row sees a key; or "row", by which some rows see none.
         segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
-            "apart" (the later half of the rows sees none), "negative" (on both sides,
-            at the start) or "trailing" (at the end).
+            "apart" (the later half of the rows sees none), "many" (a document for
+            every two tokens), "negative" (on both sides, at the start) or "trailing"
+            (at the end).
         lengths: "", "q", "kv" or "both": of the samples, the first is two thirds of
             the axis, the second 0, the third beyond it.
         causal: As in the call.
         window: As in the call.
-        offset: "zero", "negative", "last" (`kv_len - q_len`), "traced" or "batch".
+        offset: "zero", "negative", "last" (`kv_len - q_len`), "beyond" (past all
+            keys), "traced" or "batch".
         soft_cap: `logits_soft_cap`.
         sinks: None, 0 for `softmax_aux` `[heads]`, or n for `[heads, n]`.
         sink_level: What is added to the sinks.
@@ -128,7 +130,7 @@ class AttentionCall:
             "kv_lengths": self.lengths in ("kv", "both"),
             "causal": self.causal,
             "window": self.window is not None,
-            "q_offset": positional and self.offset in ("negative", "last", "traced"),
+            "q_offset": positional and self.offset not in ("zero", "batch"),
             "q_offset_per_batch": positional and self.offset == "batch",
             "logits_soft_cap": self.soft_cap is not None,
             "softmax_aux": self.sinks is not None,
@@ -309,6 +311,8 @@ def _segment_ids(
         q_ids, kv_ids = (
             np.tile(_ALIKE_IN_FLOAT32 + ids, (batch, 1)) for ids in (q_ids, kv_ids)
         )
+    if call.segments == "many":
+        q_ids, kv_ids = (np.tile(np.arange(n) // 2, (batch, 1)) for n in (q_len, kv_len))
     # No negative id matches, whichever it is: both sides have equal ones.
     if call.segments == "trailing":
         q_ids[:, q_len - q_len // 3 :] = -1
@@ -341,6 +345,7 @@ def _options(call: AttentionCall) -> dict[str, Any]:
             "zero": 0,
             "negative": -2,
             "last": last,
+            "beyond": 100 + call.kv_len,
             # By seed, as lengths are.
             "traced": np.array(last + 1 - call.seed // 2 % 2, "int32"),
             "batch": np.resize([last, -1, 2, 0], batch).astype("int32"),

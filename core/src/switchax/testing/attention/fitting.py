@@ -80,7 +80,8 @@ class Fitting:
             request = cls.kind.request(self._metadata, **given)
             plan = cls.kind.plan(request, cls.capabilities)
             method = forward_method(cls, platform)
-            return not refusals_of(cls, plan, self._target, method)
+            refusals = refusals_of(cls, plan, self._target, method)
+            return all(refusal.code == "fault" for refusal in refusals)
 
     def _rounded(self, call: AttentionCall) -> AttentionCall:
         """Sizes up to a multiple, down to a limit, in a layout that is declared."""

@@ -73,6 +73,7 @@ def shapes(full: bool) -> list[Entry]:
         ("R1", {"head_dim": 32, "v_head_dim": 16}),
         ("R1", {"head_dim": 80}),
         ("R1", {"head_dim": 128, **one}),
+        ("R1", {"heads": 12, "kv_heads": 4}),
         ("R1", {"layout": "bhtd", "kv_heads": 2}),
         ("R1", {"layout": "thd"}),
         ("R1", {"kv_len": 0}),
@@ -118,6 +119,7 @@ def logits(full: bool) -> list[Entry]:
         ("R2", {"soft_cap": 2.0, "head_dim": 64}),
         ("R9", {"sinks": 0}),
         ("R9", {"sinks": 2}),
+        ("R9", {"sinks": 0, "kv_heads": 2}),
         ("R9", {"sinks": 0, "sink_level": 95.0}),
         ("R9", {"sinks": 2, "soft_cap": 0.8, "scale": 2.0}),
     ]
@@ -129,6 +131,7 @@ def logits(full: bool) -> list[Entry]:
 def visibilities(full: bool) -> list[Entry]:
     """Calls that hide keys; those in which a row sees none come after their like."""
     long = {"q_len": 5, "kv_len": 70}
+    decode = {"q_len": 1, "kv_len": 70}
     wide = {"q_len": 4, "kv_len": 600, "batch": 1}  # more than a block of keys
     one = {"heads": 1, "kv_heads": 1}
     block = {"q_len": 130, "kv_len": 9, "batch": 1, **one}
@@ -154,10 +157,13 @@ def visibilities(full: bool) -> list[Entry]:
         ("R5", {"window": (3, None)}),
         ("R5", {"window": (2, 3), "causal": True}),
         ("R5", {"window": (0, 150), **large}),
+        ("R5", {"window": (300, 0), **large, "q_len": 700, "kv_len": 700}),
         ("R3", {"causal": True, **large, "q_len": 600, "kv_len": 600}),
         ("R4", {"causal": True, **large, "q_len": 300, "kv_len": 65}),
         ("R4", {"causal": True, "offset": "last", **large, "q_len": 130}),
         ("R4", {"causal": True, **long}),
+        ("R4", {"causal": True, **decode}),
+        ("R4", {"causal": True, "offset": "traced", **decode, "q_len": 3}),
         ("R4", {"causal": True, "q_len": 9, "kv_len": 5}),
         ("R4", {"causal": True, "offset": "last", **long}),
         ("R4", {"causal": True, "offset": "traced", **long}),
@@ -166,6 +172,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"segments": "ids", **square}),
         ("R3", {"segments": "ids", "layout": "thd", **square}),
         ("R3", {"segments": "interleaved", **square}),
+        ("R3", {"segments": "many", "q_len": 40, "kv_len": 40, "batch": 1}),
         ("R3", {"lengths": "kv", "kv_len": 70, "batch": 1}),
         ("R3", {"lengths": "kv", "kv_len": 300, "batch": 1}),
         ("R6", {"mask": "row"}),
@@ -176,11 +183,13 @@ def visibilities(full: bool) -> list[Entry]:
         ("R6", {"lengths": "kv"}),
         ("R6", {"causal": True, "offset": "negative", "sinks": 1}),
         ("R6", {"window": (0, 0), "offset": "negative", "layout": "bhtd"}),
+        ("R6", {"window": (5, 0), "offset": "beyond"}),
         ("R3", {"segments": "negative", **square}),
         ("R3", {"lengths": "q"}),
         ("R3", {"lengths": "both", "kv_len": 9, "batch": 3}),
         ("R4", {"causal": True, "offset": "negative", **long}),
         ("R4", {"causal": True, "offset": "batch", **long}),
+        ("R4", {"causal": True, "offset": "batch", **decode}),
     ]
     if full:
         entries += [

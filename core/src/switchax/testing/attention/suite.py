@@ -311,6 +311,8 @@ def _cases(
         yield case("R8", "accumulation", dtype=dtype, alike=True, **long)
         yield case("R8", "accumulation", dtype=dtype, **tall)
         yield case("R8", dtype=dtype, factor=5.0, q_len=33, kv_len=33)
+    if "causal" in capabilities.features:  # rows of few keys, all far below 0
+        yield case("R8", factor=20.0, q_len=33, kv_len=33, causal=True)
     yield from (case(rule, **call) for rule, call in logits(full))
     for dtype in dtypes:
         yield case("R8", "accumulation", dtype=dtype, bias="key", sinks=0, **tall)
@@ -324,6 +326,8 @@ def _cases(
     for dtype in dtypes[1:]:
         yield case("R8", dtype=dtype, causal=True, kv_heads=2, q_len=33, kv_len=33)
         yield case("R8", dtype=dtype, bias="full", bias_dtype="float32")
+        far = {"bias": "full", "bias_dtype": "float32", "bias_level": -200.0}
+        yield case("R8", dtype=dtype, **far)
     for call in that_hide(hidden):
         rule = "R6" if call.get("bias") == "minus_inf" else "R7"
         yield case(rule, dirty=True, **call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -319,6 +320,39 @@ _BLOCKS = (16, 32, 64, 128, 256)
 _ENOUGH = 64  # by chance so many agree once in 2**26 times, at a share of a quarter
 
 
+def _diagonals(kept: Any, visible: Any) -> str:
+    """Says along which two axes at once others drop the same, as by i + j, or ""."""
+    names = ("samples", "heads", "rows", "keys")
+    for one, two in itertools.combinations(range(4), 2):
+        steps = [(1, *_BLOCKS) if axis >= 2 else (1,) for axis in (one, two)]
+        for apart, also in itertools.product(*steps):
+            if one == 2 and apart != also:
+                continue
+            sizes = kept.shape[one] - apart, kept.shape[two] - also
+            if min(sizes) <= 0:
+                continue
+            for sign in (1, -1):
+                first = _from(kept, visible, one, 0, sizes[0])
+                other = _from(kept, visible, one, apart, sizes[0])
+                starts = (0, also) if sign > 0 else (also, 0)
+                first = _from(*first, two, starts[0], sizes[1])
+                other = _from(*other, two, starts[1], sizes[1])
+                both = first[1] & other[1]
+                same = np.array_equal(first[0][both], other[0][both])
+                if both.sum() >= _ENOUGH and same:
+                    what = f"{apart} {names[one]} and {sign * also} {names[two]}"
+                    return f"the same is dropped {what} apart"
+    return ""
+
+
+def _from(
+    kept: Any, visible: Any, axis: int, start: int, count: int
+) -> tuple[Any, Any]:
+    """Returns both, of an axis but a range."""
+    index = (slice(None),) * axis + (slice(start, start + count),)
+    return kept[index], visible[index]
+
+
 def _dropped_wrongly(
     first: Any, again: Any, other: Any, visible: Any, share: float
 ) -> str:
@@ -340,6 +374,9 @@ def _dropped_wrongly(
             one, two = (kept.take(at, axis)[both] for at in (first_ones, others))
             if both.sum() >= _ENOUGH and np.array_equal(one, two):
                 return f"two {what} drop the same, {apart} apart"
+    text = _diagonals(kept, visible)
+    if text:
+        return text
     rate = 1 - kept[visible].mean()
     deviation = math.sqrt(share * (1 - share) / visible.sum())
     if abs(rate - share) > 6 * deviation:
