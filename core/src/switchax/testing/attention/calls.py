@@ -312,7 +312,8 @@ def _segment_ids(
             np.tile(_ALIKE_IN_FLOAT32 + ids, (batch, 1)) for ids in (q_ids, kv_ids)
         )
     if call.segments == "many":
-        q_ids, kv_ids = (np.tile(np.arange(n) // 2, (batch, 1)) for n in (q_len, kv_len))
+        documents = (np.arange(length) // 2 for length in (q_len, kv_len))
+        q_ids, kv_ids = (np.tile(ids, (batch, 1)) for ids in documents)
     # No negative id matches, whichever it is: both sides have equal ones.
     if call.segments == "trailing":
         q_ids[:, q_len - q_len // 3 :] = -1
