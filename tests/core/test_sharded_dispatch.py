@@ -165,6 +165,28 @@ def test_explicit_axes_change_nothing_for_plain_jax(call):
         assert_same(jax.jit(call.loss("vanilla"))(*arguments), expected)
 
 
+@pytest.mark.parametrize("name", ["vanilla", "sdpa", "opaque"])
+@pytest.mark.parametrize("is_jitted", [False, True], ids=["eager", "jit"])
+def test_explicit_axes_need_not_be_set_to_be_honoured(name, is_jitted):
+    mesh, metadata = mesh_of(**EXPLICIT), OperationMetadata(mesh=mesh_of(**EXPLICIT))
+    query, key, value = operands(kv_heads=2)
+    expected = switchax.attention(query, key, value, operation="vanilla")
+    split = jax.device_put(query, NamedSharding(mesh, P("dp", None, "tp")))
+    by_batch = [jax.device_put(x, NamedSharding(mesh, P("dp"))) for x in (key, value)]
+    called = [([query, key, value], metadata), ([split, *by_batch], metadata)]
+    if name != "opaque":  # which is refused without a mesh
+        called.append(([split, *by_batch], None))
+    for arrays, metadata in called:
+
+        def attend(*arrays, metadata=metadata):
+            return switchax.attention(*arrays, operation=name, metadata=metadata)
+
+        found = jax.jit(attend)(*arrays) if is_jitted else attend(*arrays)
+        assert_same(found, expected)
+        if arrays[0] is split:  # no type is lost, so it can be added to what it came of
+            assert jax.typeof(found) == jax.typeof(split)
+
+
 @pytest.mark.parametrize("sizes", [AUTO, EXPLICIT], ids=["auto", "explicit"])
 @pytest.mark.parametrize(
     ("name", "kv_heads"), [("opaque", 8), ("opaque", 4), ("vanilla", 4), ("sdpa", 4)]

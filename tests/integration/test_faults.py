@@ -180,6 +180,41 @@ def test_what_a_plugin_configures_holds_from_the_first_call(broken):
     assert broken["first_call"] == broken["second_call"] == "vanilla:vanilla"
 
 
+EQUAL = """
+class Provider:
+    def __eq__(self, other):
+        {answer}
+
+provider = Provider()
+"""
+
+
+@pytest.mark.parametrize(
+    "answer", ["return True", "raise ValueError", "return other.x"]
+)
+def test_a_provider_that_equals_others_is_still_one_of_its_own(tmp_path, answer):
+    site = Site(tmp_path)
+    equal = EQUAL.format(answer=answer)
+    site.add("aaa-dist", {"aaa": "aaa:provider"}, aaa=equal)
+    answers = site.run("report(ours=ours(), records=records())")
+    assert answers["ours"] == OURS
+    statuses = {record["status"] for record in answers["records"].values()}
+    assert statuses == {"loaded"}
+
+
+def test_who_names_another_s_module_does_not_take_it(tmp_path):
+    site = Site(tmp_path)
+    site.add("aaa-dist", {"aaa": "shipped"})
+    shipped = operation("shipped_op")
+    site.add("ships-dist", {"ships": "shipped"}, files=["shipped.py"], shipped=shipped)
+    answers = site.run("report(records=records(), owners=owners())")
+    assert answers["owners"]["shipped_op"] == ["ships", "ships-dist"]
+    assert answers["records"]["ships-dist:ships"]["status"] == "loaded"
+    assert (
+        "which ships-dist:ships provides" in failure(answers, "aaa-dist:aaa")["reason"]
+    )
+
+
 def test_a_plugin_that_fails_leaves_no_setting_and_no_axis(tmp_path):
     site = Site(tmp_path)
     site.add(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -78,7 +80,8 @@ def run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
 def _run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
     operation = invocation.operation
     guarded = _guard_inputs(invocation, arrays)
-    with jax.named_scope(f"switchax.{operation.names()[0]}"):
+    scope = jax.named_scope(f"switchax.{operation.names()[0]}")
+    with scope, _types_in_force(invocation.placement):
         if invocation.shards is not None:
             outputs = _over_shards(invocation, invocation.shards, guarded)
         elif invocation.placement is not None:
@@ -91,6 +94,13 @@ def _run(invocation: Invocation, arrays: Arrays) -> dict[str, Any]:
         field: None if array is None else check_when_lowered(check, array)
         for field, array in outputs.items()
     }
+
+
+def _types_in_force(placement: Placement | None) -> AbstractContextManager[object]:
+    """While a call is traced: the mesh of its arrays' types, where none was set."""
+    if placement is None or placement.typed is None:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(placement.typed)
 
 
 def _compute(
@@ -111,7 +121,7 @@ def _compute(
 def _laid_out(invocation: Invocation, arrays: Arrays) -> Arrays:
     """Lays the arguments out on the mesh, as far as each can be split."""
     placement, shards = invocation.placement, invocation.shards
-    if placement is None:
+    if placement is None or (placement.typed is not None and is_tracing()):
         return arrays
     if shards is None:
         return _placed(placement, placement.specs, arrays)

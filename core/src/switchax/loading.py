@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from . import hookspecs, registrations, settings
 from .caller import warn_caller
 from .discovery import FoundPlugin, find_plugins
 from .errors import ContractError, RegistrationError, near_miss
+from .modules import holds
 from .partition import rules
 
 __all__ = [
@@ -62,9 +64,22 @@ class PluginRecord:
         return f"{text}; {self.fix}" if self.fix else text
 
 
+@dataclasses.dataclass(frozen=True)
+class _Provider:
+    """What an entry point names, and its hooks as pluggy has them.
+
+    pluggy compares what it is given by ==, which is theirs to define, and to get wrong;
+    modules are equal to themselves alone.
+    """
+
+    named: Any
+    hooks: ModuleType
+
+
 _lock = threading.RLock()
 _state: dict[str, Any] = {"done": False, "busy": False}
 _records: dict[str, PluginRecord] = {}
+_providers: dict[str, _Provider] = {}
 hooks = pluggy.PluginManager(hookspecs.PROJECT)
 hooks.add_hookspecs(hookspecs)
 
@@ -106,12 +121,21 @@ def _load_all(found: list[FoundPlugin], wanted: settings.Settings) -> None:
     forbidden = {plugin.key: _forbidden(plugin, wanted) for plugin in found}
     barred = {key for key, record in forbidden.items() if record is not None}
     registrations.bar(barred)
-    for plugin in found:
+    for plugin in _owners_first(found):
         record = forbidden[plugin.key] or _load(plugin, wanted)
         _records[plugin.key] = record
         if record.status == "failed":
             barred.add(plugin.key)
     registrations.bar(barred)
+
+
+def _owners_first(found: list[FoundPlugin]) -> list[FoundPlugin]:
+    """Of plugins that name one module, the one that ships it before the others."""
+    shared = Counter(plugin.module for plugin in found)
+    return sorted(
+        found,
+        key=lambda p: shared[p.module] > 1 and not holds(p, p.module),
+    )
 
 
 def _forbidden(plugin: FoundPlugin, wanted: settings.Settings) -> PluginRecord | None:
@@ -139,9 +163,9 @@ def _load(plugin: FoundPlugin, wanted: settings.Settings) -> PluginRecord:
             provider = _resolve(plugin)
             _check_contract(plugin, provider)
             _register_hooks(plugin, provider)
-            for kind in _own_results("switchax_kinds", provider):
+            for kind in _own_results("switchax_kinds", plugin):
                 registrations.add_kind(kind)
-            for operation in _own_results("switchax_operations", provider):
+            for operation in _own_results("switchax_operations", plugin):
                 registrations.add_operation(operation)
     except KeyboardInterrupt:
         # The next question loads it again. Modules that are imported by now will not
@@ -185,15 +209,20 @@ def _check_contract(plugin: FoundPlugin, provider: Any) -> None:
 
 
 def _register_hooks(plugin: FoundPlugin, provider: Any) -> None:
-    other = hooks.get_name(provider)
-    if other is not None:
-        raise RegistrationError(
-            f"{plugin.key}: expected a provider of its own, got {plugin.value}, which "
-            f"{other} provides already; uninstall one of them"
-        )
-    hooks.register(provider, name=plugin.key)
+    for other, taken in _providers.items():
+        if taken.named is provider:
+            raise RegistrationError(
+                f"{plugin.key}: expected a provider of its own, got {plugin.value}, "
+                f"which {other} provides already; uninstall one of them"
+            )
+    found = ModuleType(plugin.key)
+    for name in dir(provider):
+        if hooks.parse_hookimpl_opts(provider, name) is not None:
+            setattr(found, name, getattr(provider, name))
+    _providers[plugin.key] = _Provider(provider, found)
+    hooks.register(found, name=plugin.key)
     known = [name for name in vars(hookspecs) if name.startswith("switchax_")]
-    for caller in hooks.get_hookcallers(provider) or ():
+    for caller in hooks.get_hookcallers(found) or ():
         if not caller.has_spec():
             raise RegistrationError(
                 f"{plugin.key}: expected a hook of {', '.join(known)}, got "
@@ -202,13 +231,14 @@ def _register_hooks(plugin: FoundPlugin, provider: Any) -> None:
             )
 
 
-def _own_results(hook: str, provider: Any) -> Iterator[Any]:
+def _own_results(hook: str, plugin: FoundPlugin) -> Iterator[Any]:
     for implementation in getattr(hooks.hook, hook).get_hookimpls():
-        if implementation.plugin is provider:
+        if implementation.plugin is _providers[plugin.key].hooks:
             yield from implementation.function() or ()
 
 
 def _unregister_hooks(plugin: FoundPlugin) -> None:
+    _providers.pop(plugin.key, None)
     if hooks.has_plugin(plugin.key):
         hooks.unregister(name=plugin.key)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from . import compat
 from .capabilities import Capabilities
@@ -29,6 +29,7 @@ from .sharding import (
     has_explicit_axes,
     is_mesh_set,
     report_unused_mesh,
+    with_auto_axes,
 )
 
 if TYPE_CHECKING:
@@ -56,12 +57,15 @@ class Placement:
         specs: A wish for each array argument and output, by name, not corrected.
         passed: Where axes are explicit, how each array lay when it was passed.
         is_set: Whether the mesh is in force; if not, it is that of the arrays' types.
+        typed: Where the arrays' types have a mesh that `jax.set_mesh` did not set:
+            that mesh, for the call to be traced under.
     """
 
     mesh: AnyMesh
     specs: Specs
     passed: Specs = ()
     is_set: bool = True
+    typed: AbstractMesh | None = None
 
     def spec(self, name: str) -> PartitionSpec:
         """The wish for one array; whole where there is none."""
@@ -124,25 +128,33 @@ def placement_of(
         _check_same(request.kind, mesh)
         mesh = current_mesh()
     types_ = {name: jax.typeof(array).sharding for name, array in arrays.items()}
+    passed = tuple((n, as_spec(entries_of(s.spec))) for n, s in types_.items())
+    split = [
+        s.mesh for s in types_.values() if any(flat_names(list(entries_of(s.spec))))
+    ]
+    typed = split[0] if split and not is_mesh_set() else None
     if mesh is None:
-        split = [
-            s.mesh for s in types_.values() if any(flat_names(list(entries_of(s.spec))))
-        ]
-        return Placement(split[0], (), is_set=False) if split else None
+        return Placement(typed, (), passed, False, typed) if typed else None
+    if typed is not None and typed.shape != mesh.shape:
+        got = f"{dict(mesh.shape)} beside {dict(typed.shape)}"
+        rule = "metadata's mesh to be that of the arrays' types"
+        raise fail_value(request.kind, rule, got, "leave one of the two out")
+    if typed is None and not is_mesh_set():
+        mesh = with_auto_axes(mesh)  # no type says how anything lies
     if not any(size > 1 for size in _open_axes(mesh).values()):
         return None
     if {AxisType.Manual, AxisType.Explicit} <= set(mesh.axis_types):
         return Placement(mesh, ())  # JAX hands over no axes from within shard_map
-    passed: Specs = ()
-    if has_explicit_axes():
-        passed = tuple((n, as_spec(entries_of(s.spec))) for n, s in types_.items())
+    if typed is None and not has_explicit_axes():
+        passed = ()
     report_unused_mesh(
         request.kind,
         mesh,
         metadata.partition_axis,
         {n for _, spec in passed for n in flat_names(list(spec))},
     )
-    return Placement(mesh, tuple(kind.specs(request, metadata).items()), passed)
+    specs = tuple(kind.specs(request, metadata).items())
+    return Placement(mesh, specs, passed, typed=typed)
 
 
 def _check_same(where: str, mesh: AnyMesh) -> None:

@@ -326,8 +326,9 @@ def _cases(
     for dtype in dtypes[1:]:
         yield case("R8", dtype=dtype, causal=True, kv_heads=2, q_len=33, kv_len=33)
         yield case("R8", dtype=dtype, bias="full", bias_dtype="float32")
-        far = {"bias": "full", "bias_dtype": "float32", "bias_level": -200.0}
-        yield case("R8", dtype=dtype, **far)
+        yield case(
+            "R8", dtype=dtype, bias="full", bias_dtype="float32", bias_level=-200.0
+        )
     for call in that_hide(hidden):
         rule = "R6" if call.get("bias") == "minus_inf" else "R7"
         yield case(rule, dirty=True, **call)
