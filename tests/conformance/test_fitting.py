@@ -7,6 +7,7 @@ from switchax import Refusal
 from switchax.testing import conform
 from switchax.testing.attention.fitting import Fitting
 from switchax.testing.attention.suite import AttentionSuite
+from switchax.testing.conformance import Run
 
 FLASH = {"causal", "window", "q_offset", "gqa", "lse"}
 
@@ -37,6 +38,7 @@ DECLARATIONS = {
     "fixed": type("Fixed", (kernel("fixed", FLASH),), {"refusals": head_dims(64, 128)}),
     "heads": kernel("heads", multiples={"heads": 8}),
     "batch": kernel("batch", {"mask"}, multiples={"batch": 4, "kv_heads": 2}),
+    "alone": kernel("alone", {"causal"}, limits={"batch": 1}),
     "packed": kernel("packed", {"segment_ids", "causal"}, layouts=("thd",)),
     "swapped": kernel("swapped", {"bias", "dropout"}, layouts=("bhtd",)),
     "beside": type(
@@ -64,9 +66,35 @@ def test_what_is_declared_is_asked_in_sizes_that_are_taken(name):
     assert {"transforms", "mesh", "in turn", "accumulation"} <= checks
 
 
+@pytest.mark.parametrize("name", ["alone", "packed"])
+def test_a_batch_that_cannot_be_split_is_asked_whole_on_each_device(name):
+    operation = DECLARATIONS[name]
+    cases = AttentionSuite().cases(operation, "cpu", "quick", 0)
+    run = Run(operation)
+    run.all([case for case in cases if case.check == "shard_map"][:1], None)
+    assert not run.failures, run.failures
+    assert [result.passed for result in run.results.values()] == [1]
+
+
+def test_rules_that_raise_are_a_failure():
+    def refusals(cls, request, target):
+        if request.kv_len == 65:
+            raise RuntimeError("not thought of")
+        return ()
+
+    raising = kernel("raising", differentiable=())
+    raising = type("Raising", (raising,), {"refusals": classmethod(refusals)})
+    cases = AttentionSuite().cases(raising, "cpu", "quick", 0)
+    run = Run(raising)
+    run.all([case for case in cases if case.call.kv_len == 65][:1], None)
+    (failure,) = run.failures.values()
+    assert failure.kind == "raised"
+    assert "not thought of" in failure.text
+
+
 @pytest.mark.further
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", sorted(DECLARATIONS.keys() - {"packed"}))
+@pytest.mark.parametrize("name", DECLARATIONS)
 def test_what_is_right_conforms_whatever_it_declares(name):
     report = conform(DECLARATIONS[name])
     assert report.passed, str(report)

@@ -323,6 +323,10 @@ def test_wrong_calls_of_the_command_are_one_line(named, tmp_path):
     assert run("--report", "").exit_code == run("--seed", "-1").exit_code == 2
     full = run("--report", "/dev/full")
     assert (full.exit_code, "name another" in full.stderr) == (1, True)
+    assert "numbers conforms" in full.stdout  # what was found is not lost
+    folder = run("--report", str(tmp_path))
+    assert (folder.exit_code, folder.stdout) == (2, "")
+    assert "is a directory" in folder.stderr
     assert CliRunner().invoke(make_group(), ["conform"]).exit_code == 2
 
 

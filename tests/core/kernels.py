@@ -66,6 +66,10 @@ def kernel(name, features=(), calls=None, returns=None, **capabilities):
 
 
 def _compute(given, layout):
+    if layout == "thd":
+        packed = ("query", "key", "value", "q_segment_ids", "kv_segment_ids")
+        one = {n: given[n][None] for n in packed if given.get(n) is not None}
+        return AttentionOutput(*(x[0] for x in _compute({**given, **one}, "bthd")))
     q, k, v = (_swap(given[name], layout) for name in ("query", "key", "value"))
     seen_by = {n: given[n] for n in VISIBILITY if n in given and given[n] is not None}
     result = attend(
