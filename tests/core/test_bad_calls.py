@@ -142,6 +142,8 @@ TYPE = {
         {"softmax_scal": 1.0},
         r"'softmax_scal' \(did you mean 'softmax_scale'",
     ),
+    "of_jax": ({"scale": 1.0}, r"'scale' \(here it is 'softmax_scale'\)"),
+    "of_torch": ({"is_causal": True}, r"'is_causal' \(here it is 'causal'\)"),
     "unknown": ({"zzz": None}, "unknown keyword 'zzz'; known are query,"),
     "layout": ({"layout": 3}, "layout=3"),
     "mode": ({"mode": None}, "mode=None"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,14 +43,28 @@ def fail_type(where: str, rule: str, got: str, todo: str) -> TypeError:
     return TypeError(house_message(where, rule, got, todo))
 
 
-def check_keywords(where: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Raises a TypeError with the near miss for a keyword nobody knows."""
+def check_keywords(
+    where: str,
+    given: Iterable[str],
+    known: Sequence[str],
+    elsewhere: Mapping[str, str] = types.MappingProxyType({}),
+) -> None:
+    """Raises a TypeError with the near miss for a keyword nobody knows.
+
+    Args:
+        where: Who was called.
+        given: The keywords.
+        known: Those that there are.
+        elsewhere: What other libraries call some of them.
+    """
     for name in given:
         if name not in known:
+            ours = elsewhere.get(name)
+            meant = f" (here it is {ours!r})" if ours else near_miss(name, known)
             raise fail_type(
                 where,
                 "keywords of the contract",
-                f"unknown keyword {name!r}{near_miss(name, known)}",
+                f"unknown keyword {name!r}{meant}",
                 f"known are {', '.join(known)}",
             )
 

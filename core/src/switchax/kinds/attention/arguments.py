@@ -62,6 +62,29 @@ NEUTRAL: dict[str, Any] = {
     "return_weights": False,
 }
 OPERANDS = ("query", "key", "value")
+# What jax.nn, PyTorch, flash-attn and models call them.
+ELSEWHERE = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "attention_mask": "mask",
+    "attn_mask": "mask",
+    "attn_bias": "bias",
+    "is_causal": "causal",
+    "scale": "softmax_scale",
+    "sm_scale": "softmax_scale",
+    "softcap": "logits_soft_cap",
+    "sinks": "softmax_aux",
+    "dropout_p": "dropout_prob",
+    "dropout_rate": "dropout_prob",
+    "dropout_rng": "dropout_key",
+    "local_window_size": "window",
+    "sliding_window": "window",
+    "window_size": "window",
+    "query_seq_lengths": "q_lengths",
+    "key_value_seq_lengths": "kv_lengths",
+    "return_residual": "return_lse",
+}
 INT32 = np.iinfo(np.int32)
 POSITION = INT32.max // 4  # positions beyond any length, with room for sums
 
@@ -93,7 +116,7 @@ def bind(where: str, arguments: Mapping[str, Any], metadata: OperationMetadata) 
         TypeError: For an unknown keyword, a wrong type or dtype.
         ValueError: For a wrong shape or value.
     """
-    check_keywords(where, arguments, (*OPERANDS, *NEUTRAL))
+    check_keywords(where, arguments, (*OPERANDS, *NEUTRAL), ELSEWHERE)
     given = {name: unwrapped(x) for name, x in {**NEUTRAL, **arguments}.items()}
     layout = check_choice(where, "layout", given["layout"], LAYOUTS)
     mode = check_choice(where, "mode", given["mode"], RUNTIME_MODES)

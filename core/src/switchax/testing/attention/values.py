@@ -139,21 +139,35 @@ def _of_rounded_output(drawn: Drawn, d_output: Any) -> dict[str, Any]:
     one head, as the calls are that this is asked of.
     """
     oracle, arrays = drawn.oracle(), drawn.arrays
-    query, key = (arrays[n][:, :, 0].astype("float64") for n in ("query", "key"))
+    layout = drawn.options["layout"]
+    query, key, d_output, output = (
+        _batched(x, layout)[:, :, 0]
+        for x in (arrays["query"], arrays["key"], d_output, oracle.output)
+    )
+    is_packed = layout == "thd"  # then weights and lse have no batch axis
+    weights, lse = (x[None] if is_packed else x for x in (oracle.weights, oracle.lse))
     scale = query.shape[-1] ** -0.5
-    rounded = oracle.output.astype(arrays["query"].dtype).astype("float64")
-    shift = (d_output.astype("float64") * (rounded - oracle.output)).sum(-1)
-    d_logits = oracle.weights[:, 0] * shift[:, :, 0, None]  # [batch, q_len, kv_len]
+    rounded = output.astype(query.dtype).astype("float64")
+    query, key, d_output = (x.astype("float64") for x in (query, key, d_output))
+    shift = (d_output * (rounded - output)).sum(-1)
+    d_logits = weights[:, 0] * shift[:, :, None]  # [batch, q_len, kv_len]
     found = {
-        "query": scale * (d_logits @ key)[:, :, None],
-        "key": scale * (d_logits.swapaxes(1, 2) @ query)[:, :, None],
+        "query": to_layout(scale * (d_logits @ key)[:, :, None], layout),
+        "key": to_layout(scale * (d_logits.swapaxes(1, 2) @ query)[:, :, None], layout),
     }
     if "bias" in arrays:
         found["bias"] = d_logits.sum((0, 1))
     if "softmax_aux" in arrays:
-        sink = np.exp(arrays["softmax_aux"] - oracle.lse[:, 0, :, None])  # [b, q, 1]
-        found["softmax_aux"] = (sink[..., 0] * shift[:, :, 0]).sum((0, 1))[None]
+        sink = np.exp(arrays["softmax_aux"] - lse[:, 0, :, None])  # [b, q, 1]
+        found["softmax_aux"] = (sink[..., 0] * shift).sum((0, 1))[None]
     return {name: 2 * np.abs(error) for name, error in found.items()}
+
+
+def _batched(array: Any, layout: str) -> Any:
+    """Brings an array of a layout to bthd."""
+    if layout == "thd":
+        return array[None]
+    return array.swapaxes(1, 2) if layout == "bhtd" else array
 
 
 def check_alone(subject: Subject) -> Finding:
