@@ -36,7 +36,6 @@ IN_CI = {
     "BiasGradientZero",
     "SwallowsKeywords",
     "ScaleCaptured",
-    "IgnoresScaleBesideCausal",
 }
 CACHE = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,

@@ -7,7 +7,7 @@ from switchax.testing.conformance import Run, cases_of
 
 pytestmark = pytest.mark.heavy
 
-PARTS = 4  # so that the workers of a run share them
+PARTS = 2  # so that the workers of a run share them
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -17,7 +17,8 @@ def test_vanilla_conforms(part):
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_sdpa_conforms(part):  # optimised: what XLA makes of JAX's function counts
+@pytest.mark.usefixtures("quick_compilation")
+def test_sdpa_conforms(part):
     conforms("sdpa", part)
 
 
