@@ -21,7 +21,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXPECTED = {"vanilla", "sdpa"}
+EXPECTED = {"chunked", "vanilla", "sdpa"}
 NEW = "mykernel"
 
 ATTEND = """

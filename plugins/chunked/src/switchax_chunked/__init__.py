@@ -1,0 +1,1 @@
+"""The "chunked" operation: attention in plain JAX, in memory linear in the lengths."""

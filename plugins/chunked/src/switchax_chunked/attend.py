@@ -1,0 +1,136 @@
+"""From a call of attention to the loops over tiles, and sinks."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .kernel import Operands, Static, attend_keys
+from .tiling import ChunkedConfig, padded, tiling_for
+from .visible import Hidden, bounds
+
+__all__ = ["attend"]
+
+
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    softmax_scale: float,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    q_segment_ids: Array | None = None,
+    kv_segment_ids: Array | None = None,
+    q_lengths: Array | None = None,
+    kv_lengths: Array | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    q_offset: Array | int = 0,
+    logits_soft_cap: float | None = None,
+    softmax_aux: Array | None = None,
+    dropout_prob: float = 0.0,
+    dropout_key: Array | None = None,
+    config: ChunkedConfig | None = None,
+) -> tuple[Array, Array]:
+    """Computes attention in memory that grows as the operands do.
+
+    Args:
+        q: `[batch, q_len, heads, head_dim]`.
+        k: `[batch, kv_len, kv_heads, head_dim]`.
+        v: `[batch, kv_len, kv_heads, v_head_dim]`.
+        softmax_scale: Factor of the logits.
+        bias: Floating, broadcastable to `[batch, heads, q_len, kv_len]`, or None.
+        mask: bool, likewise; True takes part.
+        q_segment_ids: int32 `[batch, q_len]`; a negative id matches nothing.
+        kv_segment_ids: int32 `[batch, kv_len]`.
+        q_lengths: int32 `[batch]`.
+        kv_lengths: int32 `[batch]`.
+        causal: Whether keys after the row's own are hidden.
+        window: `(left, right)`; None on a side is unlimited.
+        q_offset: int, int32 scalar or int32 `[batch]`: key position of row 0.
+        logits_soft_cap: Positive, or None.
+        softmax_aux: `[heads]` or `[heads, num_sinks]`, or None.
+        dropout_prob: In [0, 1).
+        dropout_key: A PRNG key, needed with `dropout_prob`.
+        config: Sizes of blocks.
+
+    Returns:
+        Output `[batch, q_len, heads, v_head_dim]` and lse `[batch, heads, q_len]`, both
+        in float32, or float64 for float64.
+    """
+    batch, q_len, heads, _ = q.shape
+    kv_len, kv_heads, v_head_dim = v.shape[1:]
+    precise = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+    if 0 in (batch, q_len, heads, kv_len):
+        # Nothing is seen; or there is nothing to see it.
+        output = jnp.zeros((batch, q_len, heads, v_head_dim), precise)
+        lse = jnp.full((batch, heads, q_len), -jnp.inf, precise)
+    else:
+        group = heads // kv_heads
+        first, last = bounds(q_len, kv_len, causal, window, q_offset)
+        reach = None
+        if window is not None and window[0] is not None:
+            right = 0 if causal else window[1]
+            reach = None if right is None else window[0] + right + 1
+        tiling = tiling_for(
+            q_len,
+            kv_len,
+            kv_heads,
+            group,
+            is_banded=first is not None or last is not None,
+            reach=reach,
+            config=config,
+        )
+        rows = tiling.blocks(q_len, kv_len)[0] * tiling.q
+
+        def by_group(x: Array | None, fill: float) -> Array | None:
+            if x is None:
+                return None
+            split = (kv_heads, group) if x.shape[1] > 1 else (1, 1)
+            x = x.reshape(x.shape[0], *split, *x.shape[2:])
+            return x if x.shape[3] == 1 else padded(x, 3, rows, fill)
+
+        operands = Operands(
+            padded(q, 1, rows).reshape(batch, rows, kv_heads, group, -1),
+            k,
+            v,
+            by_group(bias, 0),
+        )
+        hidden = Hidden(
+            first=first,
+            last=last,
+            q_lengths=q_lengths,
+            kv_lengths=kv_lengths,
+            q_ids=None if q_segment_ids is None else padded(q_segment_ids, 1, rows, -1),
+            kv_ids=kv_segment_ids,
+            mask=by_group(mask, False),
+        )
+        static = Static(
+            tiling, softmax_scale, logits_soft_cap, dropout_prob, q_len, kv_len
+        )
+        key = dropout_key if dropout_prob > 0 else None
+        output, lse = attend_keys(static, operands, hidden, key)
+        output = output.reshape(batch, heads, rows, v_head_dim)[:, :, :q_len]
+        output = jnp.swapaxes(output, 1, 2)
+        lse = lse.reshape(batch, heads, rows)[:, :, :q_len]
+    if softmax_aux is None:
+        return output, lse
+    return _with_sinks(output, lse, softmax_aux)
+
+
+def _with_sinks(output: Array, lse: Array, softmax_aux: Array) -> tuple[Array, Array]:
+    """Adds sinks to the denominator; differentiated by JAX."""
+    heads = lse.shape[1]
+    num_sinks = softmax_aux.size // heads if heads else 0
+    sinks = softmax_aux.astype(lse.dtype).reshape(1, heads, 1, num_sinks)
+    m = jnp.maximum(lse[..., None], sinks.max(axis=-1, keepdims=True, initial=-jnp.inf))
+    m = lax.stop_gradient(jnp.where(m == -jnp.inf, 0, m))
+    is_empty = lse == -jnp.inf
+    keys = jnp.where(is_empty, 0, jnp.exp(jnp.where(is_empty, 0, lse) - m[..., 0]))
+    total = keys + jnp.exp(sinks - m).sum(axis=-1)
+    nothing = total == 0
+    total = jnp.where(nothing, 1, total)
+    share = jnp.swapaxes(keys / total, 1, 2)[..., None]
+    lse = jnp.where(nothing, -jnp.inf, m[..., 0] + jnp.log(total))
+    return output * share, lse

@@ -1,0 +1,157 @@
+"""What is chunked's own: it agrees with vanilla, and visits what is seen alone."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import switchax
+from switchax import OperationMetadata, UnsupportedError
+from switchax_chunked.attend import attend
+from switchax_chunked.tiling import ChunkedConfig, Tiling, tiling_for
+from switchax_chunked.visible import Hidden, bounds, key_lists, row_lists
+
+BLOCKS = ChunkedConfig(block_q=4, block_kv=8)
+B, T, S, H, K, D = 2, 11, 21, 4, 2, 8
+
+
+def drawn(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
+
+
+OPERANDS = {
+    "query": drawn(B, T, H, D),
+    "key": drawn(B, S, K, D, seed=1),
+    "value": drawn(B, S, K, 6, seed=2),
+}
+IDS = {
+    "q_segment_ids": jnp.asarray([[0] * 5 + [1] * 6, [-1] * 3 + [2] * 8], jnp.int32),
+    "kv_segment_ids": jnp.asarray([[0] * 9 + [1] * 12, [2] * 15 + [-1] * 6], jnp.int32),
+}
+LENGTHS = {
+    "q_lengths": jnp.asarray([7, 11], jnp.int32),
+    "kv_lengths": jnp.asarray([13, 0], jnp.int32),
+}
+CALLS = {
+    "plain": {},
+    "causal": {"causal": True, "q_offset": S - T},
+    "window": {"window": (5, 1), "q_offset": jnp.asarray([3, 9], jnp.int32)},
+    "far": {"window": (5, 0), "q_offset": 5 * 10**8},
+    "mask": {"mask": jax.random.bernoulli(jax.random.key(3), 0.5, (B, H, T, S))},
+    "segments": IDS,
+    "lengths": {**LENGTHS, "causal": True, "q_offset": jnp.int32(2)},
+    "bias": {"bias": drawn(1, H, 1, S, seed=4), "logits_soft_cap": 2.0},
+    "sinks": {"softmax_aux": drawn(H, 2, seed=5), "bias": drawn(B, 1, T, S, seed=6)},
+}
+
+
+def gradients(name, call, metadata=None):
+    """Output, lse and all gradients, for a cotangent of each."""
+    floats = ("bias", "softmax_aux")
+    given = {**OPERANDS, **{n: x for n, x in call.items() if n in floats}}
+    rest = {n: x for n, x in call.items() if n not in floats}
+
+    def run(given):
+        out = switchax.attention(
+            **given, **rest, return_lse=True, operation=name, metadata=metadata
+        )
+        return out.attention_outputs, jnp.where(out.lse == -jnp.inf, 0, out.lse)
+
+    outputs, pull = jax.vjp(jax.jit(run), given)
+    cotangents = tuple(drawn(*x.shape, seed=7 + i) for i, x in enumerate(outputs))
+    return outputs, pull(cotangents)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_agrees_with_vanilla_over_blocks_that_do_not_divide(call):
+    metadata = OperationMetadata(operation_configs={"chunked": BLOCKS})
+    found = gradients("chunked", call, metadata)
+    expected = gradients("vanilla", call)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=3e-5, atol=3e-5),
+        found,
+        expected,
+    )
+
+
+def test_what_nothing_sees_may_be_nan_forward_and_backward():
+    dirty = {
+        "query": OPERANDS["query"].at[0, 7:].set(jnp.nan),
+        "key": OPERANDS["key"].at[0, 13:].set(jnp.nan).at[1].set(jnp.inf),
+        "value": OPERANDS["value"].at[0, 13:].set(jnp.nan).at[1].set(jnp.nan),
+    }
+
+    def loss(given):
+        out = switchax.attention(**given, **LENGTHS, operation="chunked")
+        return (out**2).sum()
+
+    found, expected = (jax.grad(loss)(given) for given in (dirty, OPERANDS))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+TILING = Tiling(kv_heads=1, group=1, q=4, kv=4)
+
+
+def visits(q_len, kv_len, **hides):
+    """How many tiles are visited, for each sample; from both sides."""
+    hidden = Hidden(**{n: x for n, x in hides.items() if x is not None})
+    rows = row_lists(hidden, TILING, q_len, kv_len).count.sum(axis=1)
+    keys = key_lists(hidden, TILING, q_len, kv_len).count.sum(axis=1)
+    np.testing.assert_array_equal(rows, keys)
+    return rows.tolist()
+
+
+def test_tiles_that_nobody_sees_are_not_visited():
+    def positions(**given):
+        first, last = bounds(16, 16, given.get("causal", False), given["window"], 0)
+        return visits(16, 16, first=first, last=last)
+
+    assert visits(16, 16) == [16]
+    assert positions(causal=True, window=None) == [10]
+    assert positions(window=(4, 0)) == [7]
+    assert positions(window=(5, 0)) == [9]
+    assert positions(window=(0, 1)) == [7]
+    lengths = jnp.asarray([5, 0, 99], jnp.int32)
+    assert visits(16, 16, kv_lengths=lengths) == [8, 0, 16]
+    assert visits(16, 16, q_lengths=lengths) == [8, 0, 16]
+    packed = jnp.arange(16, dtype=jnp.int32)[None] // 8
+    assert visits(16, 16, q_ids=packed, kv_ids=packed) == [8]
+    assert visits(16, 16, q_ids=-1 - packed, kv_ids=-1 - packed) == [0]
+    mask = jnp.zeros((1, 1, 1, 16, 16), bool).at[..., 0, 15].set(True)
+    assert visits(16, 16, mask=mask) == [1]
+
+
+def test_memory_is_linear_in_the_lengths():
+    x = jax.ShapeDtypeStruct((1, 4096, 1, 64), jnp.float32)
+
+    def loss(q, k, v):
+        return attend(q, k, v, softmax_scale=0.1, causal=True)[0].sum()
+
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(x, x, x).compile()
+    temporary = compiled.memory_analysis().temp_size_in_bytes
+    assert temporary < 16 * 3 * 4096 * 64 * 4 < 4096 * 4096 * 4
+
+
+def test_a_tile_takes_heads_that_divide():
+    assert tiling_for(4096, 4096, 6, 1).kv_heads == 2
+    assert tiling_for(4096, 4096, 1, 7).group == 1
+    assert tiling_for(3, 5, 8, 4) == Tiling(1, 4, 3, 5)
+    assert tiling_for(100, 100, 1, 1, config=ChunkedConfig(7, 9)) == (1, 1, 7, 9)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"), [({"block_q": 0}, ValueError), ({"block_kv": 1.0}, TypeError)]
+)
+def test_blocks_are_numbers_from_1_on(wrong, error):
+    with pytest.raises(error, match="a power of two such as 256 fits caches"):
+        ChunkedConfig(**wrong)
+    with pytest.raises(error):
+        dataclasses.replace(BLOCKS, **wrong)
+
+
+def test_weights_are_refused_and_auto_does_not_take_it():
+    with pytest.raises(UnsupportedError, match="weights unused"):
+        switchax.attention(**OPERANDS, return_weights=True, operation="chunked")
+    assert "chunked" not in str(switchax.explain(**OPERANDS).chosen)
