@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .kernel import Operands, Static, attend_keys
+from .kernel import attend_keys
+from .logits import Operands, Static
 from .tiling import ChunkedConfig, padded, tiling_for
 from .visible import Hidden, bounds
 
@@ -91,12 +92,8 @@ def attend(
             x = x.reshape(x.shape[0], *split, *x.shape[2:])
             return x if x.shape[3] == 1 else padded(x, 3, rows, fill)
 
-        operands = Operands(
-            padded(q, 1, rows).reshape(batch, rows, kv_heads, group, -1),
-            k,
-            v,
-            by_group(bias, 0),
-        )
+        q = padded(q, 1, rows).reshape(batch, rows, kv_heads, group, -1)
+        operands = Operands(q, k, v, by_group(bias, 0))
         hidden = Hidden(
             first=first,
             last=last,
@@ -111,8 +108,7 @@ def attend(
         )
         key = dropout_key if dropout_prob > 0 else None
         output, lse = attend_keys(static, operands, hidden, key)
-        output = output.reshape(batch, heads, rows, v_head_dim)[:, :, :q_len]
-        output = jnp.swapaxes(output, 1, 2)
+        output = output.reshape(batch, rows, heads, v_head_dim)[:, :q_len]
         lse = lse.reshape(batch, heads, rows)[:, :, :q_len]
     if softmax_aux is None:
         return output, lse

@@ -1,9 +1,7 @@
 """Attention by an online softmax over tiles, with a backward pass of its own.
 
 Nothing of q_len x kv_len is ever written: a tile of logits lives in the cache, and the
-backward pass computes it anew from lse. Tiles that nobody sees are not visited. Query,
-key and value are read where they lie, `[batch, length, heads, head_dim]`, so that a
-cache is neither copied nor padded.
+backward pass computes it anew from lse. Tiles that nobody sees are not visited.
 
 Sinks are no part of the loops: they only scale what the keys give, outside of them.
 
@@ -17,74 +15,30 @@ References:
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .tiling import ZERO, Place, Tiling
-from .visible import Hidden, key_lists, row_lists, tile
+from .exponential import exp_of_logits
+from .logits import (
+    Operands,
+    Static,
+    at_block,
+    clean,
+    dropped,
+    logits_of,
+    precise,
+    scale_of,
+)
+from .tiling import ZERO, Place
+from .visible import Hidden, Lists, key_lists, row_lists
 
-__all__ = ["Operands", "Static", "attend_keys"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Static:
-    """What is fixed when a call is traced.
-
-    Attributes:
-        tiling: Sizes of the tiles.
-        softmax_scale: Factor of the logits.
-        logits_soft_cap: Positive, or None.
-        dropout_prob: In [0, 1).
-        q_len: Rows that are no padding.
-        kv_len: Keys.
-    """
-
-    tiling: Tiling
-    softmax_scale: float
-    logits_soft_cap: float | None
-    dropout_prob: float
-    q_len: int
-    kv_len: int
-
-
-class Operands(NamedTuple):
-    """What has a gradient.
-
-    Attributes:
-        q: `[batch, rows, kv_heads, group, head_dim]`, rows in whole blocks.
-        k: `[batch, kv_len, kv_heads, head_dim]`.
-        v: `[batch, kv_len, kv_heads, v_head_dim]`.
-        bias: `[batch | 1, kv_heads | 1, group | 1, rows | 1, kv_len | 1]`, or None.
-    """
-
-    q: Array
-    k: Array
-    v: Array
-    bias: Array | None
-
-
-class _Logits(NamedTuple):
-    """A tile of logits, and what its derivative needs.
-
-    Attributes:
-        x: `[kv_heads, group, rows, keys]`, -inf where hidden.
-        slope: Derivative by the logit before the cap, or None for 1.
-        visible: As in `Tile`.
-        k: `[kv_heads, keys, head_dim]`, 0 where no row of the tile sees the key.
-        v: Likewise.
-    """
-
-    x: Array
-    slope: Array | None
-    visible: Array | None
-    k: Array
-    v: Array
+__all__ = ["attend_keys", "gradients"]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -94,47 +48,55 @@ def attend_keys(
     """Computes attention over keys alone, without sinks.
 
     Returns:
-        Output `[batch, kv_heads, group, rows, v_head_dim]` and lse
+        Output `[batch, rows, kv_heads, group, v_head_dim]` and lse
         `[batch, kv_heads, group, rows]`, both in float32, or float64 for float64; 0 and
         -inf where a row sees no key.
     """
-    tiling, q = static.tiling, operands.q
+    tiling, (q, k, v, bias) = static.tiling, operands
     batch, rows, kv_heads, group, _ = q.shape
+    dtype, scale = precise(q), scale_of(static, operands)
     lists = row_lists(hidden, tiling, static.q_len, static.kv_len)
-    count, order = (jnp.asarray(x) for x in lists)
     grid = (batch, kv_heads // tiling.kv_heads, group // tiling.group, rows // tiling.q)
+    k_turned, v_turned = jnp.moveaxis(k, 1, 3), jnp.moveaxis(v, 1, 2)
 
-    def block(number: Array) -> tuple[Array, Array]:
+    def block(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
         sample, a, c, i = jnp.unravel_index(number, grid)
-        listed = sample if count.shape[0] > 1 else ZERO
         at = Place(sample, a * tiling.kv_heads, c * tiling.group, i * tiling.q, ZERO)
-        rows_of_q = _scaled(static, _rows(q, at, tiling))
+        q_rows = jnp.moveaxis(at.take(q, "bqhgd", tiling), 0, 2)
+        q_rows = scale.of(tiling.flat(q_rows))
 
-        def visit(n: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        def visit(is_full: bool, j: Array, carry: Any) -> Any:
             m, l, acc = carry
-            j = order[listed, i, n]
-            _, logits = _logits(static, operands, hidden, at, j, rows_of_q)
+            here = at_block(static, at, j)
+            sees = None if is_full else hidden
+            logits = logits_of(static, scale, q_rows, k_turned, bias, sees, here, j)
             m_new = jnp.maximum(m, logits.x.max(axis=-1, keepdims=True))
             base = jnp.where(m_new == -jnp.inf, 0, m_new)  # -inf - -inf would be NaN
-            p = jnp.exp(logits.x - base)
-            decay = jnp.exp(m - base)
+            p = exp_of_logits((logits.x - base) * scale.late)
+            decay = exp_of_logits((m - base) * scale.late)
             l = decay * l + p.sum(axis=-1, keepdims=True)
-            p = _dropped(static, dropout_key, at, j, p)
-            return m_new, l, decay * acc + _product("hgqk,hkd->hgqd", p, logits.v)
+            p = dropped(static, dropout_key, at, j, p)
+            values = tiling.of_head(here.take(v_turned, "bhkd", tiling)).astype(dtype)
+            values = clean(values, logits.key_seen, -2)
+            return m_new, l, decay * acc + jnp.matmul(p, values)
 
-        shape = rows_of_q.shape[:3]
-        zeros = jnp.zeros((*shape, 1), rows_of_q.dtype)
-        acc = jnp.zeros((*shape, operands.v.shape[-1]), rows_of_q.dtype)
+        lead = q_rows.shape[:-1]
+        zeros = jnp.zeros((*lead, 1), dtype)
+        acc = jnp.zeros((*lead, v.shape[-1]), dtype)
         start = (jnp.full_like(zeros, -jnp.inf), zeros, acc)
-        m, l, acc = lax.fori_loop(0, count[listed, i], visit, start)
+        m, l, acc = _visited(lists, sample, i, visit, start)
         is_empty = m == -jnp.inf
         l = jnp.where(is_empty, 1, l)
-        lse = jnp.where(is_empty, -jnp.inf, m + jnp.log(l))
-        return jnp.where(is_empty, 0, acc / l), lse
+        lse = jnp.where(is_empty, -jnp.inf, m * scale.late + jnp.log(l))
+        output = jnp.moveaxis(tiling.split(jnp.where(is_empty, 0, acc / l)), 2, 0)
+        return (
+            at.put(results[0], output, "bqhgd"),
+            at.put(results[1], tiling.split(lse)[..., 0], "bhgq"),
+        )
 
-    output, lse = lax.map(block, jnp.arange(_size(grid), dtype=jnp.int32))
-    output = _from_grid(output, grid, tiling)
-    return output, _from_grid(lse, grid, tiling)[..., 0]
+    output = jnp.zeros((*q.shape[:4], v.shape[-1]), dtype)
+    lse = jnp.zeros((batch, kv_heads, group, rows), dtype)
+    return lax.fori_loop(0, math.prod(grid), block, (output, lse))
 
 
 def _forward(
@@ -148,158 +110,159 @@ def _backward(
     static: Static, residuals: tuple[Any, ...], cotangents: tuple[Array, Array]
 ) -> tuple[Operands, None, None]:
     operands, hidden, dropout_key, output, lse = residuals
-    tiling, bias = static.tiling, operands.bias
-    batch, rows, kv_heads, group, head_dim = operands.q.shape
-    is_empty = lse == -jnp.inf
-    d_output = jnp.where(is_empty[..., None], 0, cotangents[0])
-    delta = (d_output * output).sum(axis=-1) - jnp.where(is_empty, 0, cotangents[1])
-    lse = jnp.where(is_empty, 0, lse)
-    # A row that sees nothing may hold anything, and 0 * NaN is NaN.
-    clean = ~jnp.moveaxis(is_empty, 3, 1)[..., None]
-    q = jnp.where(clean, operands.q, jnp.zeros((), operands.q.dtype))
-    lists = key_lists(hidden, tiling, static.q_len, static.kv_len)
-    count, order = (jnp.asarray(x) for x in lists)
-    blocks_kv = order.shape[1]
-    chunks = group // tiling.group
-    operands = operands._replace(q=q)
-
-    def heads(d_bias: Any, number: Array) -> tuple[Any, tuple[Array, ...]]:
-        sample, a = jnp.unravel_index(number, (batch, kv_heads // tiling.kv_heads))
-        listed = sample if count.shape[0] > 1 else ZERO
-        kv_head = a * tiling.kv_heads
-
-        def block(carry: Any, j: Array) -> tuple[Any, tuple[Array, Array]]:
-            def visit(n: Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-                d_q, d_bias, d_k, d_v = carry
-                i = order[listed, j, n // chunks]
-                member = (n % chunks) * tiling.group
-                at = Place(sample, kv_head, member, i * tiling.q, ZERO)
-                rows_of_q = _scaled(static, _rows(q, at, tiling))
-                here, logits = _logits(static, operands, hidden, at, j, rows_of_q)
-                p = jnp.exp(logits.x - at.of(lse[..., None], tiling))
-                d_out = at.of(d_output, tiling._replace(kv=d_output.shape[-1]))
-                d_p = _product("hgqd,hkd->hgqk", d_out, logits.v)
-                d_p = _dropped(static, dropout_key, at, j, d_p)
-                d_x = p * (d_p - at.of(delta[..., None], tiling))
-                if logits.slope is not None:
-                    d_x = d_x * logits.slope
-                if logits.visible is not None:
-                    d_x = jnp.where(logits.visible, d_x, 0)
-                p = _dropped(static, dropout_key, at, j, p)
-                d_v = d_v + _product("hgqk,hgqd->hkd", p, d_out)
-                if d_bias is not None:
-                    d_bias = _added(d_bias, d_x[None], here.starts(d_bias))
-                d_x = d_x * _power(static)
-                d_k = d_k + _product("hgqk,hgqd->hkd", d_x, rows_of_q)
-                d_rows = _product("hgqk,hkd->hgqd", d_x, logits.k)
-                d_q = _added(d_q, d_rows, (ZERO, member, at.row, ZERO))
-                return d_q, d_bias, d_k, d_v
-
-            d_k = jnp.zeros((tiling.kv_heads, tiling.kv, head_dim), lse.dtype)
-            d_v = jnp.zeros((*d_k.shape[:2], output.shape[-1]), lse.dtype)
-            visits = count[listed, j] * chunks
-            *carry, d_k, d_v = lax.fori_loop(0, visits, visit, (*carry, d_k, d_v))
-            return tuple(carry), (d_k, d_v)
-
-        d_q = jnp.zeros((tiling.kv_heads, group, rows, head_dim), lse.dtype)
-        numbers = jnp.arange(blocks_kv, dtype=jnp.int32)
-        (d_q, d_bias), (d_k, d_v) = lax.scan(block, (d_q, d_bias), numbers)
-        return d_bias, (_scaled(static, d_q), d_k, d_v)
-
-    d_bias = None if bias is None else jnp.zeros(bias.shape, lse.dtype)
-    numbers = batch * (kv_heads // tiling.kv_heads)
-    numbers = jnp.arange(numbers, dtype=jnp.int32)
-    d_bias, (d_q, d_k, d_v) = lax.scan(heads, d_bias, numbers)
-    d_q = d_q.reshape(batch, kv_heads, group, rows, head_dim)
-    d_q = jnp.moveaxis(d_q, 3, 1).astype(q.dtype)
-    d_k, d_v = (
-        _from_key_blocks(static, x, like).astype(like.dtype)
-        for x, like in ((d_k, operands.k), (d_v, operands.v))
-    )
-    d_bias = None if bias is None else d_bias.astype(bias.dtype)
-    return Operands(d_q, d_k, d_v, d_bias), None, None
+    found = gradients(static, operands, hidden, dropout_key, output, lse, *cotangents)
+    return found, None, None
 
 
 attend_keys.defvjp(_forward, _backward)
 
 
-def _logits(
+def gradients(
     static: Static,
     operands: Operands,
     hidden: Hidden,
-    at: Place,
-    block: Array,
-    rows_of_q: Array,
-) -> tuple[Place, _Logits]:
-    """Computes one tile of logits, and says where it is.
+    dropout_key: Array | None,
+    output: Array,
+    lse: Array,
+    d_output: Array,
+    d_lse: Array,
+) -> Operands:
+    """Computes the gradients of operands from what `attend_keys` returned.
 
-    The last block of keys starts where it ends with the keys: those of the block before
-    it are hidden here, and nothing is padded.
+    Args:
+        static: As in the forward pass, but for `tiling`, which may differ without
+            dropout.
+        operands: As in the forward pass, likewise the next two.
+        hidden: What hides keys from rows.
+        dropout_key: Or None.
+        output: As returned.
+        lse: As returned.
+        d_output: Cotangent of output, likewise the next of lse.
+        d_lse: Cotangent of lse.
     """
-    tiling, kv_len = static.tiling, static.kv_len
-    owned_from = None
-    key = block * tiling.kv
-    if kv_len % tiling.kv:
-        owned_from, key = key, jnp.minimum(key, kv_len - tiling.kv)
-    at = at._replace(key=key)
-    visible, key_seen = tile(hidden, at, tiling, owned_from)
-    k, v = (_keys(x, at, tiling, rows_of_q.dtype) for x in operands[1:3])
-    if key_seen is not None:
-        k, v = (jnp.where(key_seen[..., None], x, 0) for x in (k, v))
-    x = _product("hgqd,hkd->hgqk", rows_of_q, k) * _power(static)
-    if operands.bias is not None:
-        x = x + at.of(operands.bias, tiling).astype(x.dtype)
-    slope = None
-    if static.logits_soft_cap is not None:
-        capped = jnp.tanh(x / static.logits_soft_cap)
-        x, slope = static.logits_soft_cap * capped, 1 - capped * capped
-    if visible is not None:
-        x = jnp.where(visible, x, -jnp.inf)
-    return at, _Logits(x, slope, visible, k, v)
+    tiling, (q, k, v, bias) = static.tiling, operands
+    batch, rows, kv_heads, group, head_dim = q.shape
+    dtype, scale = precise(q), scale_of(static, operands)
+    q, output, d_output = (jnp.moveaxis(x, 1, 3) for x in (q, output, d_output))
+    is_empty = lse == -jnp.inf
+    d_output = jnp.where(is_empty[..., None], 0, d_output)
+    delta = (d_output * output).sum(axis=-1) - jnp.where(is_empty, 0, d_lse)
+    delta = delta[..., None]
+    lse = jnp.where(is_empty, 0, lse)[..., None]
+    # A row that sees nothing may hold anything, and 0 * NaN is NaN.
+    q = jnp.where(is_empty[..., None], jnp.zeros((), q.dtype), q)
+    lists = key_lists(hidden, tiling, static.q_len, static.kv_len)
+    blocks_kv = lists.order.shape[1]
+    chunks = group // tiling.group
+    # A product over the rows of both sides is far slower on a CPU than one over the
+    # last axis of its first: all that needs to be turned for that is turned here.
+    k_by_head = jnp.moveaxis(k, 1, 2)
+    k_turned, v_turned = (jnp.moveaxis(x, 1, 3) for x in (k, v))
+    q_turned, d_output_turned = (jnp.moveaxis(x, 4, 2) for x in (q, d_output))
+
+    def heads(d_bias: Any, number: Array) -> tuple[Any, tuple[Array, ...]]:
+        sample, a = jnp.unravel_index(number, (batch, kv_heads // tiling.kv_heads))
+        kv_head = a * tiling.kv_heads
+
+        def block(carry: Any, j: Array) -> tuple[Any, tuple[Array, Array]]:
+            def visit(is_full: bool, member: Array, i: Array, carry: Any) -> Any:
+                d_q, d_bias, d_k, d_v = carry
+                at = Place(sample, kv_head, member, i * tiling.q, ZERO)
+                at = at_block(static, at, j)
+
+                def rows_of(x: Array) -> Array:
+                    return tiling.flat(at.take(x, "bhgqd", tiling))
+
+                def turned_rows_of(x: Array) -> Array:
+                    x = tiling.of_head(at.take(x, "bhdgq", tiling))
+                    return x.reshape(*x.shape[:-2], -1).astype(dtype)
+
+                sees = None if is_full else hidden
+                q_rows = scale.of(rows_of(q))
+                logits = logits_of(static, scale, q_rows, k_turned, bias, sees, at, j)
+                p = exp_of_logits(logits.x * scale.late - rows_of(lse))
+                values = tiling.of_head(at.take(v_turned, "bhdk", tiling))
+                values = clean(values.astype(dtype), logits.key_seen, -1)
+                d_p = jnp.matmul(rows_of(d_output), values)
+                d_p = dropped(static, dropout_key, at, j, d_p)
+                d_x = p * (d_p - rows_of(delta))
+                if logits.slope is not None:
+                    d_x = d_x * logits.slope
+                if logits.visible is not None:
+                    d_x = jnp.where(logits.visible, d_x, 0)
+                p = dropped(static, dropout_key, at, j, p)
+                d_v = d_v + jnp.matmul(turned_rows_of(d_output_turned), p)
+                if d_bias is not None:
+                    part = tiling.split(d_x)[None]
+                    d_bias = _added(d_bias, part, at.starts(d_bias, "bhgqk"))
+                d_x = d_x * (scale.early * scale.late)
+                d_k = d_k + jnp.matmul(turned_rows_of(q_turned), d_x)
+                keys = tiling.of_head(at.take(k_by_head, "bhkd", tiling))
+                keys = clean(keys.astype(dtype), logits.key_seen, -2)
+                d_rows = tiling.split(jnp.matmul(d_x, keys))
+                d_q = _added(d_q, d_rows, (ZERO, member, at.row, ZERO))
+                return d_q, d_bias, d_k, d_v
+
+            def chunk(c: Array, carry: Any) -> Any:
+                def visit_rows(is_full: bool, i: Array, carry: Any) -> Any:
+                    return visit(is_full, c * tiling.group, i, carry)
+
+                return _visited(lists, sample, j, visit_rows, carry)
+
+            lead = () if tiling.kv_heads == 1 else (tiling.kv_heads,)
+            d_k = jnp.zeros((*lead, head_dim, tiling.kv), dtype)
+            d_v = jnp.zeros((*lead, v.shape[-1], tiling.kv), dtype)
+            *carry, d_k, d_v = lax.fori_loop(0, chunks, chunk, (*carry, d_k, d_v))
+            return tuple(carry), (d_k, d_v)
+
+        d_q = jnp.zeros((tiling.kv_heads, group, rows, head_dim), dtype)
+        numbers = jnp.arange(blocks_kv, dtype=jnp.int32)
+        (d_q, d_bias), (d_k, d_v) = lax.scan(block, (d_q, d_bias), numbers)
+        return d_bias, (d_q, d_k, d_v)
+
+    d_bias = None if bias is None else jnp.zeros(bias.shape, dtype)
+    numbers = batch * (kv_heads // tiling.kv_heads)
+    numbers = jnp.arange(numbers, dtype=jnp.int32)
+    d_bias, (d_q, d_k, d_v) = lax.scan(heads, d_bias, numbers)
+    d_q = jnp.moveaxis(d_q.reshape(q.shape), 3, 1) * scale.query
+    d_k = _from_key_blocks(static, d_k, k) * scale.query
+    d_v = _from_key_blocks(static, d_v, v)
+    d_bias = None if bias is None else d_bias.astype(bias.dtype)
+    return Operands(
+        d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), d_bias
+    )
 
 
-def _rows(q: Array, at: Place, tiling: Tiling) -> Array:
-    """Returns the rows of a tile, `[kv_heads, group, rows, head_dim]`."""
-    sizes = (1, tiling.q, tiling.kv_heads, tiling.group, q.shape[-1])
-    starts = (at.sample, at.row, at.kv_head, at.member, ZERO)
-    return jnp.moveaxis(lax.dynamic_slice(q, starts, sizes)[0], 0, 2)
+def _visited(
+    lists: Lists,
+    sample: Array,
+    number: Array,
+    visit: Callable[[bool, Array, Any], Any],
+    carry: Any,
+) -> Any:
+    """Visits the blocks of the other side that a block meets.
 
+    Those that are seen whole come first, by a loop of their own, which has no masks.
 
-def _keys(x: Array, at: Place, tiling: Tiling, dtype: Any) -> Array:
-    """Returns the keys of a tile, `[kv_heads, keys, head_dim]`."""
-    sizes = (1, tiling.kv, tiling.kv_heads, x.shape[-1])
-    starts = (at.sample, at.key, at.kv_head, ZERO)
-    return jnp.moveaxis(lax.dynamic_slice(x, starts, sizes)[0], 0, 1).astype(dtype)
-
-
-def _scaled(static: Static, rows: Array) -> Array:
-    """Scales rows in the dtype of softmax, which every product then accumulates in.
-
-    By less than 2; the power of two that is left scales the logits, and is exact.
+    Args:
+        lists: Of each block of this side.
+        sample: Which sample.
+        number: Which block.
+        visit: Of whether the other is seen whole, its number and the carry.
+        carry: What the first visit is given.
     """
-    precise = jnp.float64 if rows.dtype == jnp.float64 else jnp.float32
-    return rows.astype(precise) * (2 * math.frexp(static.softmax_scale)[0])
+    listed = sample if lists.order.shape[0] > 1 else ZERO
+    order, full, count = (jnp.asarray(x) for x in lists[:3])
+    ends = (full[listed, number], count[listed, number])
 
+    def step(is_full: bool, n: Array, carry: Any) -> Any:
+        return visit(is_full, order[listed, number, n], carry)
 
-def _power(static: Static) -> float:
-    """The power of two by which logits of `_scaled` rows are still to be scaled."""
-    return math.ldexp(1.0, math.frexp(static.softmax_scale)[1] - 1)
-
-
-def _product(terms: str, a: Array, b: Array) -> Array:
-    return jnp.einsum(terms, a, b)
-
-
-def _dropped(
-    static: Static, key: Array | None, at: Place, block: Array, x: Array
-) -> Array:
-    """Drops and rescales; the same of a tile, whenever it is asked."""
-    if key is None:
-        return x
-    for number in (at.sample, at.kv_head, at.member, at.row, block):
-        key = jax.random.fold_in(key, number)
-    keep = jax.random.bernoulli(key, 1 - static.dropout_prob, x.shape)
-    return jnp.where(keep, x / (1 - static.dropout_prob), 0)
+    if lists.some_full:
+        carry = lax.fori_loop(0, ends[0], functools.partial(step, True), carry)
+    if lists.some_partial:
+        carry = lax.fori_loop(*ends, functools.partial(step, False), carry)
+    return carry
 
 
 def _added(total: Array, part: Array, starts: tuple[Any, ...]) -> Array:
@@ -310,23 +273,11 @@ def _added(total: Array, part: Array, starts: tuple[Any, ...]) -> Array:
     return lax.dynamic_update_slice(total, before + part, starts)
 
 
-def _size(grid: tuple[int, ...]) -> int:
-    return functools.reduce(lambda a, b: a * b, grid, 1)
-
-
-def _from_grid(x: Array, grid: tuple[int, ...], tiling: Tiling) -> Array:
-    """Joins tiles `[number, kv_heads, group, rows, size]`, in the order of a grid."""
-    x = x.reshape(*grid, *x.shape[1:])
-    x = x.transpose(0, 1, 4, 2, 5, 3, 6, 7)
-    batch, a, h, c, g, i, q, size = x.shape
-    return x.reshape(batch, a * h, c * g, i * q, size)
-
-
 def _from_key_blocks(static: Static, x: Array, like: Array) -> Array:
-    """Joins `[batch * head blocks, key blocks, kv_heads, keys, size]` as key lies."""
+    """Joins `[batch * head blocks, key blocks, kv_heads, size, keys]` as key lies."""
     batch, kv_len, kv_heads, size = like.shape
-    x = x.reshape(batch, -1, *x.shape[1:])
-    x = x.transpose(0, 2, 4, 1, 3, 5)  # [batch, blocks, keys, a, kv_heads, size]
+    x = x.reshape(batch, -1, x.shape[1], static.tiling.kv_heads, size, x.shape[-1])
+    x = x.transpose(0, 2, 5, 1, 3, 4)  # [batch, blocks, keys, a, kv_heads, size]
     x = x.reshape(batch, x.shape[1], x.shape[2], kv_heads, size)
     whole = x[:, : kv_len // static.tiling.kv].reshape(batch, -1, kv_heads, size)
     if not (rest := kv_len % static.tiling.kv):

@@ -24,6 +24,7 @@ class ChunkedConfig:
     Attributes:
         block_q: Query rows of a block, from 1.
         block_kv: Keys of a block, from 1.
+        block_heads: Query heads of a block at most, from 1.
 
     Raises:
         TypeError: If a size is no int.
@@ -32,9 +33,10 @@ class ChunkedConfig:
 
     block_q: int | None = None
     block_kv: int | None = None
+    block_heads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("block_q", "block_kv"):
+        for name in ("block_q", "block_kv", "block_heads"):
             size = getattr(self, name)
             if size is None:
                 continue
@@ -58,6 +60,25 @@ class Tiling(NamedTuple):
     q: int
     kv: int
 
+    def flat(self, x: Array) -> Array:
+        """Joins the group and its rows, `[kv_heads, group, rows, ...]`.
+
+        One kv head has no axis of its own: every array of logits then has the shape
+        that the product gives it, without which XLA on a CPU holds them twice.
+        """
+        rows = self.group * self.q
+        lead = () if self.kv_heads == 1 else (self.kv_heads,)
+        return x.reshape(*lead, rows, *x.shape[3:])
+
+    def of_head(self, x: Array) -> Array:
+        """Returns `[kv_heads, ...]` likewise without the axis of one kv head."""
+        return x[0] if self.kv_heads == 1 else x
+
+    def split(self, x: Array) -> Array:
+        """Undoes `flat`."""
+        last = x.shape[-1]
+        return x.reshape(self.kv_heads, self.group, self.q, last)
+
     def blocks(self, q_len: int, kv_len: int) -> tuple[int, int]:
         """Returns how many blocks of rows and of keys there are."""
         return -(-q_len // self.q), -(-kv_len // self.kv)
@@ -72,26 +93,32 @@ class Place(NamedTuple):
     row: Array
     key: Array
 
-    def of(self, x: Array, tiling: Tiling) -> Array:
-        """Returns the tile of an array, `[kv_heads, group, rows, keys]`, each or 1.
+    def take(self, x: Array, axes: str, tiling: Tiling) -> Array:
+        """Returns the part of an array that belongs to the tile, without its sample.
 
         Args:
-            x: `[batch | 1, kv_heads | 1, group | 1, rows | 1, keys | 1]`.
+            x: Of any size along an axis, or of 1 where it is the same for all.
+            axes: A letter for each axis: b for batch, h for kv_heads, g for the group,
+                q for rows, k for keys, d for one that is taken whole.
             tiling: Sizes of the tile.
         """
-        sizes = (1, *tiling)
-        starts = self.starts(x)
-        sizes = tuple(
-            1 if whole == 1 else size
-            for whole, size in zip(x.shape, sizes, strict=True)
-        )
-        return lax.dynamic_slice(x, starts, sizes)[0]
+        size_of = dict(zip("bhgqk", (1, *tiling), strict=True))
+        sizes = [
+            min(whole, size_of.get(axis, whole))
+            for whole, axis in zip(x.shape, axes, strict=True)
+        ]
+        return lax.dynamic_slice(x, self.starts(x, axes), sizes)[0]
 
-    def starts(self, x: Array) -> tuple[Array | np.int32, ...]:
-        """Returns where the tile starts in an array as `of` takes it."""
+    def put(self, x: Array, part: Array, axes: str) -> Array:
+        """Returns an array with a part in its place; see `take`."""
+        return lax.dynamic_update_slice(x, part[None], self.starts(x, axes))
+
+    def starts(self, x: Array, axes: str) -> tuple[Array | np.int32, ...]:
+        """Returns where the tile starts in an array as `take` has it."""
+        start_of = dict(zip("bhgqk", self, strict=True))
         return tuple(
-            ZERO if size == 1 else start
-            for size, start in zip(x.shape, self, strict=True)
+            ZERO if size == 1 else start_of.get(axis, ZERO)
+            for size, axis in zip(x.shape, axes, strict=True)
         )
 
 
@@ -137,10 +164,9 @@ def tiling_for(
     block_q = config.block_q or _even(q_len, block_q)
     block_kv = config.block_kv or min(kv_len, block_kv)
     block_q, block_kv = min(block_q, q_len), min(block_kv, kv_len)
-    together = max(1, ROWS // block_q)
-    if group > 1:
-        return Tiling(1, _divisor(group, together), block_q, block_kv)
-    return Tiling(_divisor(kv_heads, together), 1, block_q, block_kv)
+    heads = config.block_heads or max(1, ROWS // block_q)
+    members = _divisor(group, heads)
+    return Tiling(_divisor(kv_heads, heads // members), members, block_q, block_kv)
 
 
 def _even(length: int, most: int) -> int:

@@ -53,13 +53,19 @@ class Lists(NamedTuple):
     """For each block of one side, the blocks of the other side that it meets.
 
     Attributes:
-        count: int32 `[batch | 1, blocks]`.
-        order: int32 `[batch | 1, blocks, other blocks]`, the first `count` of which
-            are meant.
+        order: int32 `[batch | 1, blocks, other blocks]`: first the blocks of which
+            every row sees every key, then those of which something may be seen.
+        full: int32 `[batch | 1, blocks]`: how many are of the first sort.
+        count: int32 `[batch | 1, blocks]`: how many are of either.
+        some_full: Whether any block may be of the first sort.
+        some_partial: Whether any block may be of the second.
     """
 
-    count: Any
     order: Any
+    full: Any
+    count: Any
+    some_full: bool
+    some_partial: bool
 
 
 class Tile(NamedTuple):
@@ -98,8 +104,20 @@ def bounds(
     return first, last
 
 
-def _meets(hidden: Hidden, tiling: Tiling, q_len: int, kv_len: int) -> tuple[Any, Any]:
-    """Returns bool `[batch | 1, q blocks, kv blocks]`, and numpy or jax.numpy."""
+class _Meetings(NamedTuple):
+    """How blocks of rows and blocks of keys meet, `[batch | 1, q blocks, kv blocks]`.
+
+    Attributes:
+        some: bool: something may be seen.
+        all: bool: every row sees every key.
+    """
+
+    some: Any
+    all: Any
+
+
+def _meetings(hidden: Hidden, tiling: Tiling, q_len: int, kv_len: int) -> _Meetings:
+    """Returns arrays of numpy where all is static, else of jax.numpy."""
     is_static = not any(
         isinstance(x, jax.Array) for x in jax.tree_util.tree_leaves(hidden)
     )
@@ -113,62 +131,93 @@ def _meets(hidden: Hidden, tiling: Tiling, q_len: int, kv_len: int) -> tuple[Any
     def per_batch(x: Any) -> Any:
         return x.reshape(-1, 1, 1)
 
-    row = starts(blocks_q, tiling.q, 1)
-    key = starts(blocks_kv, tiling.kv, 2)
-    row_end, key_end = np.int32(q_len), np.int32(kv_len)
+    one = np.int32(1)
+    row, key = starts(blocks_q, tiling.q, 1), starts(blocks_kv, tiling.kv, 2)
+    # Rows that fill the last block are nobody's, whatever they see.
+    last_row = np.minimum(row + np.int32(tiling.q), np.int32(q_len)) - one
+    last_key = key + np.int32(tiling.kv) - one
+    key_end = np.int32(kv_len)
+    some: Any = (row < q_len) & (key < kv_len)
+    # The last block of keys also holds some of the block before it.
+    all_: Any = some & (last_key < kv_len)
     if hidden.q_lengths is not None:
-        row_end = xp.minimum(row_end, per_batch(hidden.q_lengths))
+        lengths = per_batch(hidden.q_lengths)
+        some, all_ = some & (row < lengths), all_ & (last_row < lengths)
+        last_row = xp.minimum(last_row, lengths - one)
     if hidden.kv_lengths is not None:
-        key_end = xp.minimum(key_end, per_batch(hidden.kv_lengths))
-    meets = (row < row_end) & (key < key_end)
+        lengths = per_batch(hidden.kv_lengths)
+        some, all_ = some & (key < lengths), all_ & (last_key < lengths)
+        key_end = xp.minimum(key_end, lengths)
     if hidden.first is not None:
-        last_key = xp.minimum(key + np.int32(tiling.kv), key_end) - np.int32(1)
-        meets = meets & (per_batch(hidden.first) + row <= last_key)
+        first = per_batch(hidden.first)
+        some = some & (first + row <= xp.minimum(last_key, key_end - one))
+        all_ = all_ & (first + last_row <= key)
     if hidden.last is not None:
-        last_row = xp.minimum(row + np.int32(tiling.q), row_end) - np.int32(1)
-        meets = meets & (key <= per_batch(hidden.last) + last_row)
+        last = per_batch(hidden.last)
+        some = some & (key <= last + last_row)
+        all_ = all_ & (last_key <= last + row)
     if hidden.q_ids is not None:
-        q_low, q_high = _range_of_ids(hidden.q_ids, blocks_q, tiling.q)
-        kv_low, kv_high = _range_of_ids(hidden.kv_ids, blocks_kv, tiling.kv)
-        meets = meets & (q_low[:, :, None] <= kv_high[:, None, :])
-        meets = meets & (kv_low[:, None, :] <= q_high[:, :, None])
+        rows = _range_of_ids(hidden.q_ids, blocks_q, tiling.q)
+        keys = _range_of_ids(hidden.kv_ids, blocks_kv, tiling.kv)
+        (q_low, q_high, q_is_one), (kv_low, kv_high, kv_is_one) = (
+            [x[:, :, None] for x in rows],
+            [x[:, None, :] for x in keys],
+        )
+        some = some & (q_low <= kv_high) & (kv_low <= q_high)
+        all_ = all_ & q_is_one & kv_is_one & (q_low == kv_low)
     if hidden.mask is not None:
-        meets = meets & _any_of_mask(hidden.mask, blocks_q, blocks_kv, tiling)
-    return meets, xp
+        some = some & _of_mask(hidden.mask, blocks_q, blocks_kv, tiling, jnp.any)
+        all_ = all_ & _of_mask(hidden.mask, blocks_q, blocks_kv, tiling, jnp.all)
+    return _Meetings(*xp.broadcast_arrays(some, all_))
 
 
-def _range_of_ids(ids: Any, blocks: int, size: int) -> tuple[Any, Any]:
-    """Returns the least and greatest id of each block that is not negative."""
+def _range_of_ids(ids: Any, blocks: int, size: int) -> tuple[Any, Any, Any]:
+    """Returns each block's least and greatest id from 0, and whether it has but one."""
     ids = padded(ids, 1, blocks * size, -1).reshape(ids.shape[0], blocks, size)
     low = jnp.where(ids < 0, _INT.max, ids).min(axis=2)
-    return low, ids.max(axis=2)  # a block of negative ids: high is negative
+    high = ids.max(axis=2)  # of a block of negative ids: negative
+    return low, high, (ids.min(axis=2) == high) & (high >= 0)
 
 
-def _any_of_mask(mask: Array, blocks_q: int, blocks_kv: int, tiling: Tiling) -> Any:
-    mask = mask.any(axis=(1, 2))
+def _of_mask(
+    mask: Array, blocks_q: int, blocks_kv: int, tiling: Tiling, what: Any
+) -> Any:
+    """Reduces a mask to blocks, by `jnp.any` or `jnp.all`; what fills one is False."""
+    mask = what(mask, axis=(1, 2))
     for axis, blocks, size in ((1, blocks_q, tiling.q), (2, blocks_kv, tiling.kv)):
         if mask.shape[axis] > 1:
             mask = padded(mask, axis, blocks * size)
             shape = (*mask.shape[:axis], blocks, size, *mask.shape[axis + 1 :])
-            mask = mask.reshape(shape).any(axis=axis + 1)
+            mask = what(mask.reshape(shape), axis=axis + 1)
     return mask
 
 
-def _lists(meets: Any, xp: Any) -> Lists:
-    number = np.arange(meets.shape[2], dtype=np.int32)
-    order = xp.sort(xp.where(meets, number, np.int32(meets.shape[2])), axis=2)
-    return Lists(meets.sum(axis=2).astype(np.int32), order)
+def _lists(some: Any, all_: Any) -> Lists:
+    is_static = isinstance(some, np.ndarray)
+    xp: Any = np if is_static else jnp
+    blocks = np.int32(some.shape[2])
+    number = np.arange(blocks, dtype=np.int32)
+    sort = xp.where(all_, np.int32(0), xp.where(some, np.int32(1), np.int32(2)))
+    order = xp.sort(sort * blocks + number, axis=2) % blocks
+    full, count = (x.sum(axis=2).astype(np.int32) for x in (all_, some))
+    return Lists(
+        order,
+        full,
+        count,
+        not is_static or bool(full.any()),
+        not is_static or bool((full < count).any()),
+    )
 
 
 def row_lists(hidden: Hidden, tiling: Tiling, q_len: int, kv_len: int) -> Lists:
     """For each block of rows, the blocks of keys of which it may see something."""
-    return _lists(*_meets(hidden, tiling, q_len, kv_len))
+    return _lists(*_meetings(hidden, tiling, q_len, kv_len))
 
 
 def key_lists(hidden: Hidden, tiling: Tiling, q_len: int, kv_len: int) -> Lists:
     """For each block of keys, the blocks of rows that may see something of it."""
-    meets, xp = _meets(hidden, tiling, q_len, kv_len)
-    return _lists(xp.swapaxes(meets, 1, 2), xp)
+    meetings = _meetings(hidden, tiling, q_len, kv_len)
+    return _lists(*(x.swapaxes(1, 2) for x in meetings))
 
 
 def tile(
@@ -216,7 +265,7 @@ def tile(
         parts.append((q_ids[:, None] == kv_ids) & (q_ids >= 0)[:, None])
     parts = [part[None, None] for part in parts]
     if hidden.mask is not None:
-        parts.append(at.of(hidden.mask, tiling))
+        parts.append(at.take(hidden.mask, "bhgqk", tiling))
     if not parts:
         return Tile(None, None)
     visible = functools.reduce(jnp.logical_and, parts)
