@@ -49,6 +49,7 @@ def main() -> None:
             call()
         else:
             assert call is not None
+            call()
             start = time.perf_counter()
             for _ in range(asked["run"]):
                 call()

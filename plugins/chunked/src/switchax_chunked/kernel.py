@@ -35,7 +35,7 @@ from .logits import (
     precise,
     scale_of,
 )
-from .tiling import ZERO, Place
+from .tiling import SHORT, ZERO, Place
 from .visible import Hidden, Lists, key_lists, row_lists
 
 __all__ = ["attend_keys", "gradients"]
@@ -57,7 +57,23 @@ def attend_keys(
     dtype, scale = precise(q), scale_of(static, operands)
     lists = row_lists(hidden, tiling, static.q_len, static.kv_len)
     grid = (batch, kv_heads // tiling.kv_heads, group // tiling.group, rows // tiling.q)
-    k_turned, v_turned = jnp.moveaxis(k, 1, 3), jnp.moveaxis(v, 1, 2)
+    # Many rows meet each key: then all keys are turned once, and not for every tile. A
+    # few rows on a long cache must not copy it.
+    is_short = static.q_len <= SHORT
+    if not is_short:
+        k, v = jnp.moveaxis(k, 1, 3), jnp.moveaxis(v, 1, 2)
+
+    def products_and_values(q_rows: Array, at: Place) -> tuple[Array, Array]:
+        if is_short:
+            keys = jnp.moveaxis(at.take(k, "bkhd", tiling), 0, 1)
+            values = jnp.moveaxis(at.take(v, "bkhd", tiling), 0, 1)
+            terms = "...qd,...kd->...qk"
+        else:
+            keys, values = at.take(k, "bhdk", tiling), at.take(v, "bhkd", tiling)
+            terms = "...qd,...dk->...qk"
+        keys = tiling.of_head(keys).astype(q_rows.dtype)
+        x = jnp.einsum(terms, q_rows, keys, preferred_element_type=dtype)
+        return x, tiling.of_head(values).astype(dtype)
 
     def block(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
         sample, a, c, i = jnp.unravel_index(number, grid)
@@ -69,14 +85,14 @@ def attend_keys(
             m, l, acc = carry
             here = at_block(static, at, j)
             sees = None if is_full else hidden
-            logits = logits_of(static, scale, q_rows, k_turned, bias, sees, here, j)
+            x, values = products_and_values(q_rows, here)
+            logits = logits_of(static, scale, x, bias, sees, here, j)
             m_new = jnp.maximum(m, logits.x.max(axis=-1, keepdims=True))
             base = jnp.where(m_new == -jnp.inf, 0, m_new)  # -inf - -inf would be NaN
             p = exp_of_logits((logits.x - base) * scale.late)
             decay = exp_of_logits((m - base) * scale.late)
             l = decay * l + p.sum(axis=-1, keepdims=True)
             p = dropped(static, dropout_key, at, j, p)
-            values = tiling.of_head(here.take(v_turned, "bhkd", tiling)).astype(dtype)
             values = clean(values, logits.key_seen, -2)
             return m_new, l, decay * acc + jnp.matmul(p, values)
 
@@ -179,7 +195,10 @@ def gradients(
 
                 sees = None if is_full else hidden
                 q_rows = scale.of(rows_of(q))
-                logits = logits_of(static, scale, q_rows, k_turned, bias, sees, at, j)
+                keys = tiling.of_head(at.take(k_turned, "bhdk", tiling))
+                keys = keys.astype(q_rows.dtype)
+                x = jnp.matmul(q_rows, keys, preferred_element_type=dtype)
+                logits = logits_of(static, scale, x, bias, sees, at, j)
                 p = exp_of_logits(logits.x * scale.late - rows_of(lse))
                 values = tiling.of_head(at.take(v_turned, "bhdk", tiling))
                 values = clean(values.astype(dtype), logits.key_seen, -1)

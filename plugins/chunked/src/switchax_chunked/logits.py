@@ -151,8 +151,7 @@ def at_block(static: Static, at: Place, block: Array) -> Place:
 def logits_of(
     static: Static,
     scale: Scale,
-    rows: Array,
-    k_turned: Array,
+    x: Array,
     bias: Array | None,
     hidden: Hidden | None,
     at: Place,
@@ -163,8 +162,8 @@ def logits_of(
     Args:
         static: Sizes and constants.
         scale: As `scale_of` gives it.
-        rows: `[kv_heads, rows, head_dim]`, flat, as `Scale.of` gives them.
-        k_turned: `[batch, kv_heads, head_dim, kv_len]`: the whole of key.
+        x: `[kv_heads, rows, keys]`, flat: the product of rows, as `Scale.of` gives
+            them, with keys. A key that nobody sees is still in it.
         bias: As in `Operands`.
         hidden: What hides keys from rows; None where each row sees each key.
         at: Where the tile is, as `at_block` gives it.
@@ -178,9 +177,6 @@ def logits_of(
         visible, key_seen = tile(hidden, at, tiling, owned_from)
         if key_seen is not None and key_seen.shape[0] == 1:
             key_seen = key_seen[0]
-    k = tiling.of_head(at.take(k_turned, "bhdk", tiling)).astype(rows.dtype)
-    k = clean(k, key_seen, -1)
-    x = jnp.matmul(rows, k, preferred_element_type=precise(rows))
     if scale.early != 1:
         x = x * scale.early
     if bias is not None:

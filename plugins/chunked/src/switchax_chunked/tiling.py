@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-__all__ = ["ZERO", "ChunkedConfig", "Place", "Tiling", "padded", "tiling_for"]
+__all__ = ["SHORT", "ZERO", "ChunkedConfig", "Place", "Tiling", "padded", "tiling_for"]
 
 ZERO = np.int32(0)  # a plain 0 would be int64 under x64, beside int32 indices
+SHORT = 16
+"""Up to as many query rows are a step of decoding, bound by reading the cache."""
 ROWS = 1024
 """Rows of a tile, over all of its heads: below, products lose throughput on a CPU."""
 
@@ -154,17 +156,19 @@ def tiling_for(
         config: What the user says, before everything else.
     """
     config = config or ChunkedConfig()
-    block_q, block_kv = 512, 512
+    block_q, block_kv, heads = 512, 512, 4
     if is_banded:
         block_q = min(block_q, max(128, q_len // 16))
         block_kv = min(block_kv, max(128, q_len // 8))
     if reach is not None:
         block_q = min(block_q, max(64, reach // 2))
         block_kv = min(block_kv, max(64, reach // 2))
+    if q_len <= SHORT:
+        block_q, block_kv, heads = q_len, 256, kv_heads * group
     block_q = config.block_q or _even(q_len, block_q)
     block_kv = config.block_kv or min(kv_len, block_kv)
     block_q, block_kv = min(block_q, q_len), min(block_kv, kv_len)
-    heads = config.block_heads or max(1, ROWS // block_q)
+    heads = config.block_heads or heads
     members = _divisor(group, heads)
     return Tiling(_divisor(kv_heads, heads // members), members, block_q, block_kv)
 
