@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from .kernel import attend_keys
-from .logits import Operands, Static
+from .logits import Operands, Static, precise
 from .tiling import ChunkedConfig, padded, tiling_for
 from .visible import Hidden, bounds
 
-__all__ = ["attend"]
+__all__ = ["attend", "prepared"]
 
 
 def attend(
@@ -61,58 +61,99 @@ def attend(
         in float32, or float64 for float64.
     """
     batch, q_len, heads, _ = q.shape
-    kv_len, kv_heads, v_head_dim = v.shape[1:]
-    precise = jnp.float64 if q.dtype == jnp.float64 else jnp.float32
+    kv_len, v_head_dim = v.shape[1], v.shape[3]
     if 0 in (batch, q_len, heads, kv_len):
         # Nothing is seen; or there is nothing to see it.
-        output = jnp.zeros((batch, q_len, heads, v_head_dim), precise)
-        lse = jnp.full((batch, heads, q_len), -jnp.inf, precise)
+        dtype = precise(q)
+        output = jnp.zeros((batch, q_len, heads, v_head_dim), dtype)
+        lse = jnp.full((batch, heads, q_len), -jnp.inf, dtype)
     else:
-        group = heads // kv_heads
-        first, last = bounds(q_len, kv_len, causal, window, q_offset)
-        reach = None
-        if window is not None and window[0] is not None:
-            right = 0 if causal else window[1]
-            reach = None if right is None else window[0] + right + 1
-        tiling = tiling_for(
-            q_len,
-            kv_len,
-            kv_heads,
-            group,
-            is_banded=first is not None or last is not None,
-            reach=reach,
-            config=config,
-        )
-        rows = tiling.blocks(q_len, kv_len)[0] * tiling.q
-
-        def by_group(x: Array | None, fill: float) -> Array | None:
-            if x is None:
-                return None
-            split = (kv_heads, group) if x.shape[1] > 1 else (1, 1)
-            x = x.reshape(x.shape[0], *split, *x.shape[2:])
-            return x if x.shape[3] == 1 else padded(x, 3, rows, fill)
-
-        q = padded(q, 1, rows).reshape(batch, rows, kv_heads, group, -1)
-        operands = Operands(q, k, v, by_group(bias, 0))
-        hidden = Hidden(
-            first=first,
-            last=last,
+        static, operands, hidden = prepared(
+            q,
+            k,
+            v,
+            softmax_scale=softmax_scale,
+            bias=bias,
+            mask=mask,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
             q_lengths=q_lengths,
             kv_lengths=kv_lengths,
-            q_ids=None if q_segment_ids is None else padded(q_segment_ids, 1, rows, -1),
-            kv_ids=kv_segment_ids,
-            mask=by_group(mask, False),
-        )
-        static = Static(
-            tiling, softmax_scale, logits_soft_cap, dropout_prob, q_len, kv_len
+            causal=causal,
+            window=window,
+            q_offset=q_offset,
+            logits_soft_cap=logits_soft_cap,
+            dropout_prob=dropout_prob,
+            config=config,
         )
         key = dropout_key if dropout_prob > 0 else None
         output, lse = attend_keys(static, operands, hidden, key)
-        output = output.reshape(batch, rows, heads, v_head_dim)[:, :q_len]
-        lse = lse.reshape(batch, heads, rows)[:, :, :q_len]
+        output = output.reshape(batch, -1, heads, v_head_dim)[:, :q_len]
+        lse = lse.reshape(batch, heads, -1)[:, :, :q_len]
     if softmax_aux is None:
         return output, lse
     return _with_sinks(output, lse, softmax_aux)
+
+
+def prepared(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    softmax_scale: float,
+    bias: Array | None,
+    mask: Array | None,
+    q_segment_ids: Array | None,
+    kv_segment_ids: Array | None,
+    q_lengths: Array | None,
+    kv_lengths: Array | None,
+    causal: bool,
+    window: tuple[int | None, int | None] | None,
+    q_offset: Array | int,
+    logits_soft_cap: float | None,
+    dropout_prob: float,
+    config: ChunkedConfig | None,
+) -> tuple[Static, Operands, Hidden]:
+    """Brings a call, as `attend` takes it and without empty axes, to whole blocks."""
+    batch, q_len, heads, _ = q.shape
+    kv_len, kv_heads = k.shape[1:3]
+    group = heads // kv_heads
+    first, last = bounds(q_len, kv_len, causal, window, q_offset)
+    reach = None
+    if window is not None and window[0] is not None:
+        right = 0 if causal else window[1]
+        reach = None if right is None else window[0] + right + 1
+    tiling = tiling_for(
+        q_len,
+        kv_len,
+        kv_heads,
+        group,
+        is_banded=first is not None or last is not None,
+        reach=reach,
+        config=config,
+    )
+    rows = tiling.blocks(q_len, kv_len)[0] * tiling.q
+
+    def by_group(x: Array | None, fill: float) -> Array | None:
+        if x is None:
+            return None
+        split = (kv_heads, group) if x.shape[1] > 1 else (1, 1)
+        x = x.reshape(x.shape[0], *split, *x.shape[2:])
+        return x if x.shape[3] == 1 else padded(x, 3, rows, fill)
+
+    q = padded(q, 1, rows).reshape(batch, rows, kv_heads, group, -1)
+    operands = Operands(q, k, v, by_group(bias, 0))
+    hidden = Hidden(
+        first=first,
+        last=last,
+        q_lengths=q_lengths,
+        kv_lengths=kv_lengths,
+        q_ids=None if q_segment_ids is None else padded(q_segment_ids, 1, rows, -1),
+        kv_ids=kv_segment_ids,
+        mask=by_group(mask, False),
+    )
+    static = Static(tiling, softmax_scale, logits_soft_cap, dropout_prob, q_len, kv_len)
+    return static, operands, hidden
 
 
 def _with_sinks(output: Array, lse: Array, softmax_aux: Array) -> tuple[Array, Array]:

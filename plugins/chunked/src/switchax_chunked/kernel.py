@@ -152,7 +152,8 @@ def gradients(
         hidden: What hides keys from rows.
         dropout_key: Or None.
         output: As returned.
-        lse: As returned.
+        lse: As returned; where it holds sinks too, and output with it, all of this is
+            right for the rest.
         d_output: Cotangent of output, likewise the next of lse.
         d_lse: Cotangent of lse.
     """
@@ -165,8 +166,6 @@ def gradients(
     delta = (d_output * output).sum(axis=-1) - jnp.where(is_empty, 0, d_lse)
     delta = delta[..., None]
     lse = jnp.where(is_empty, 0, lse)[..., None]
-    # A row that sees nothing may hold anything, and 0 * NaN is NaN.
-    q = jnp.where(is_empty[..., None], jnp.zeros((), q.dtype), q)
     lists = key_lists(hidden, tiling, static.q_len, static.kv_len)
     blocks_kv = lists.order.shape[1]
     chunks = group // tiling.group
@@ -174,7 +173,10 @@ def gradients(
     # last axis of its first: all that needs to be turned for that is turned here.
     k_by_head = jnp.moveaxis(k, 1, 2)
     k_turned, v_turned = (jnp.moveaxis(x, 1, 3) for x in (k, v))
-    q_turned, d_output_turned = (jnp.moveaxis(x, 4, 2) for x in (q, d_output))
+    # A row that sees nothing may hold anything, and 0 * NaN is NaN. What a row that
+    # sees a key makes of NaN is in its logits.
+    q_finite = jnp.where(jnp.isfinite(q), q, jnp.zeros((), q.dtype))
+    q_turned, d_output_turned = (jnp.moveaxis(x, 4, 2) for x in (q_finite, d_output))
 
     def heads(d_bias: Any, number: Array) -> tuple[Any, tuple[Array, ...]]:
         sample, a = jnp.unravel_index(number, (batch, kv_heads // tiling.kv_heads))

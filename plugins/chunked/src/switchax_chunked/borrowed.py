@@ -1,0 +1,183 @@
+"""A backward pass for kernels that have none: that of chunked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .attend import prepared
+from .kernel import gradients
+from .logits import precise
+from .tiling import padded
+
+__all__ = ["borrow_backward"]
+
+_ARRAYS = (
+    "bias",
+    "mask",
+    "q_segment_ids",
+    "kv_segment_ids",
+    "q_lengths",
+    "kv_lengths",
+    "softmax_aux",
+)
+_STATIC = ("softmax_scale", "causal", "window", "logits_soft_cap")
+_NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(_ARRAYS),
+    "causal": False,
+    "window": None,
+    "q_offset": 0,
+    "logits_soft_cap": None,
+    "dropout_prob": 0.0,
+    "config": None,
+}
+
+
+def borrow_backward(
+    forward: Callable[..., tuple[Array, Array]], *, layout: str = "bthd"
+) -> Callable[..., tuple[Array, Array]]:
+    """Gives a forward pass that returns lse the gradients of attention.
+
+    The backward pass is plain JAX by blocks, in memory that grows as the operands do:
+    it computes the weights anew from lse. It is right for whatever `forward` computes
+    in the sense of the contract, and has no second derivative.
+
+        attend = borrow_backward(my_kernel, layout="bhtd")
+        output, lse = attend(query, key, value, softmax_scale=0.125, causal=True)
+
+    Args:
+        forward: Of query, key and value, and by keyword of exactly those of the
+            arguments below that were given; returns the output, `[batch, q_len, heads,
+            v_head_dim]` or as `layout` says, and lse, `[batch, heads, q_len]`, the
+            natural logarithm in float32, of the sinks too. Rows that see nothing give 0
+            and -inf.
+        layout: "bthd" or "bhtd", of query, key, value and output.
+
+    Returns:
+        A function of query, key and value, and by keyword `softmax_scale` and any of
+        `bias`, `mask`, `q_segment_ids`, `kv_segment_ids`, `q_lengths`, `kv_lengths`,
+        `causal`, `window`, `q_offset`, `logits_soft_cap` and `softmax_aux`, as
+        `switchax.attention` takes them, but normalised, as a forward method gets them.
+        Its gradients are those of query, key, value, bias and softmax_aux, by the
+        cotangents of output and lse.
+
+    Raises:
+        TypeError: If an argument is none of those: what it does cannot be known. So
+            with dropout: which weights a kernel drops is its own.
+        ValueError: If `layout` is another.
+    """
+    if layout not in ("bthd", "bhtd"):
+        raise ValueError(
+            f"borrow_backward: expected layout to be 'bthd' or 'bhtd', got {layout!r}; "
+            "transpose in the forward pass"
+        )
+
+    def attend(query: Array, key: Array, value: Array, **given: Any) -> Any:
+        known = {*_ARRAYS, *_STATIC, "q_offset"}
+        if unknown := sorted(set(given) - known):
+            raise TypeError(
+                f"borrow_backward: got an argument {unknown[0]!r} whose gradient is "
+                f"not known; expected some of {', '.join(sorted(known))}"
+            )
+        if "softmax_scale" not in given:
+            raise TypeError("borrow_backward: expected softmax_scale, got none")
+        static = {n: x for n, x in given.items() if n in _STATIC}
+        arrays = {n: x for n, x in given.items() if n not in _STATIC}
+        if isinstance(arrays.get("q_offset"), int):  # blocks are then chosen statically
+            static["q_offset"] = arrays.pop("q_offset")
+
+        @jax.custom_vjp
+        def run(query: Array, key: Array, value: Array, arrays: Any) -> Any:
+            return forward(query, key, value, **static, **arrays)
+
+        def run_forward(*operands: Any) -> Any:
+            output, lse = run(*operands)
+            return (output, lse), (operands, output, lse)
+
+        def run_backward(residuals: Any, cotangents: Any) -> Any:
+            operands, output, lse = residuals
+            return _gradients(layout, static, operands, output, lse, *cotangents)
+
+        run.defvjp(run_forward, run_backward)
+        return run(query, key, value, arrays)
+
+    return attend
+
+
+def _gradients(
+    layout: str,
+    static: dict[str, Any],
+    operands: tuple[Array, Array, Array, dict[str, Any]],
+    output: Array,
+    lse: Array,
+    d_output: Array,
+    d_lse: Array,
+) -> tuple[Any, ...]:
+    *qkv, arrays = operands
+    given = {**_NEUTRAL, **static, **arrays}
+    sinks = given.pop("softmax_aux")
+
+    def natural(x: Array) -> Array:
+        return x if layout == "bthd" else jnp.swapaxes(x, 1, 2)
+
+    q, k, v = (natural(x) for x in qkv)
+    batch, q_len, heads, _ = q.shape
+    dtype = precise(q)
+    output, d_output = (natural(x).astype(dtype) for x in (output, d_output))
+    lse, d_lse = lse.astype(dtype), d_lse.astype(dtype)
+    found: dict[str, Any] = dict.fromkeys(arrays)
+    if 0 in (batch, q_len, heads, k.shape[1]):
+        d_qkv = [jnp.zeros_like(x) for x in qkv]
+        if given["bias"] is not None:
+            found["bias"] = jnp.zeros_like(given["bias"])
+    else:
+        call, taken, hidden = prepared(q, k, v, **given)
+        rows, kv_heads, group = taken.q.shape[1:4]
+
+        def by_group(x: Array) -> Array:  # [batch, q_len, heads, size]
+            return padded(x, 1, rows).reshape(batch, rows, kv_heads, group, -1)
+
+        def of_rows(x: Array, fill: float) -> Array:  # [batch, heads, q_len]
+            return padded(x, 2, rows, fill).reshape(batch, kv_heads, group, rows)
+
+        d = gradients(
+            call,
+            taken,
+            hidden,
+            None,
+            by_group(output),
+            of_rows(lse, -jnp.inf),
+            by_group(d_output),
+            of_rows(d_lse, 0),
+        )
+        d_qkv = [d.q.reshape(batch, rows, heads, -1)[:, :q_len], d.k, d.v]
+        d_qkv = [natural(x) for x in d_qkv]
+        if d.bias is not None:
+            shape = given["bias"].shape
+            d_bias = d.bias.reshape(*shape[:2], *d.bias.shape[3:])
+            found["bias"] = d_bias[:, :, : shape[2]]
+    if sinks is not None:
+        found["softmax_aux"] = _of_sinks(sinks, output, lse, d_output, d_lse)
+    return *d_qkv, found
+
+
+def _of_sinks(
+    sinks: Array, output: Array, lse: Array, d_output: Array, d_lse: Array
+) -> Array:
+    """A sink takes a share of each row and gives nothing for it."""
+    heads = lse.shape[1]
+    logits = sinks.astype(lse.dtype).reshape(1, heads, 1, -1)
+    is_empty = lse == -jnp.inf
+    total = jnp.where(is_empty, jnp.inf, lse)[..., None]
+    mean = jnp.einsum("bthd,bthd->bht", output, d_output)
+    slope = jnp.where(is_empty, 0, d_lse - mean)[..., None]
+    return (
+        (jnp.exp(logits - total) * slope)
+        .sum((0, 2))
+        .reshape(sinks.shape)
+        .astype(sinks.dtype)
+    )

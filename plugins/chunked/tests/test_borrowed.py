@@ -1,0 +1,129 @@
+"""A kernel without a backward pass gets the gradients of attention."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import switchax
+from switchax_chunked import borrow_backward
+
+B, T, S, H, K, D = 2, 9, 13, 4, 2, 8
+
+
+def drawn(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
+
+
+Q, KEYS, VALUES = (
+    drawn(B, T, H, D),
+    drawn(B, S, K, D, seed=1),
+    drawn(B, S, K, 6, seed=2),
+)
+CALLS = {
+    "plain": {},
+    "causal": {"causal": True, "q_offset": S - T},
+    "window": {"window": (3, 1), "q_offset": jnp.asarray([1, 4], jnp.int32)},
+    "cap": {"logits_soft_cap": 2.0, "bias": drawn(1, H, T, 1, seed=3)},
+    "mask": {"mask": jax.random.bernoulli(jax.random.key(4), 0.4, (B, 1, T, S))},
+    "segments": {
+        "q_segment_ids": jnp.asarray([[0] * 4 + [1] * 5, [-1] * 9], jnp.int32),
+        "kv_segment_ids": jnp.asarray([[1] * 6 + [0] * 7, [-1] * 13], jnp.int32),
+    },
+    "sinks": {
+        "softmax_aux": drawn(H, 2, seed=5),
+        "kv_lengths": jnp.asarray([5, 0], jnp.int32),
+        "q_lengths": jnp.asarray([9, 3], jnp.int32),
+    },
+    "one sink": {"softmax_aux": drawn(H, seed=5), "bias": drawn(B, 1, 1, S, seed=6)},
+}
+
+
+def vanilla(query, key, value, *, layout="bthd", **given):
+    out = switchax.attention(
+        query, key, value, **given, layout=layout, return_lse=True, operation="vanilla"
+    )
+    return out.attention_outputs, out.lse
+
+
+def forward_only(query, key, value, **given):
+    """vanilla, whose gradient is refused by JAX."""
+
+    @jax.custom_jvp
+    def run(*operands):
+        return vanilla(*operands[:3], **given)
+
+    @run.defjvp
+    def rule(primals, tangents):
+        raise AssertionError("the forward pass was differentiated")
+
+    return run(query, key, value)
+
+
+def gradients(function, call):
+    floats = {n: call[n] for n in ("bias", "softmax_aux") if n in call}
+    rest = {n: x for n, x in call.items() if n not in floats}
+
+    def run(qkv, floats):
+        output, lse = function(*qkv, softmax_scale=0.3, **floats, **rest)
+        return output, jnp.where(lse == -jnp.inf, 0, lse)
+
+    outputs, pull = jax.vjp(jax.jit(run), (Q, KEYS, VALUES), floats)
+    cotangents = tuple(drawn(*x.shape, seed=7 + i) for i, x in enumerate(outputs))
+    return outputs, pull(cotangents)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_gradients_are_those_of_vanilla(call):
+    found = gradients(borrow_backward(forward_only), call)
+    expected = gradients(vanilla, call)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=3e-5, atol=3e-5),
+        found,
+        expected,
+    )
+
+
+def test_it_knows_the_other_layout_and_vmap():
+    def run(layout, q, k, v):
+        kernel = functools.partial(vanilla, layout=layout)
+        attend = borrow_backward(kernel, layout=layout)
+        return (attend(q, k, v, softmax_scale=0.3)[0] ** 2).sum()
+
+    def swapped(x):
+        return jnp.swapaxes(x, 1, 2)
+
+    found = jax.grad(functools.partial(run, "bhtd"), argnums=(0, 1, 2))(
+        *(swapped(x) for x in (Q, KEYS, VALUES))
+    )
+    one = jax.grad(functools.partial(run, "bthd"), argnums=(0, 1, 2))
+    expected = one(Q, KEYS, VALUES)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(swapped(x), y, rtol=1e-5, atol=1e-5)
+    many = jax.vmap(one)(*(jnp.stack([x, 2 * x]) for x in (Q, KEYS, VALUES)))
+    np.testing.assert_allclose(many[1][0], expected[1], rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_that_sees_nothing_may_be_nan():
+    lengths = jnp.asarray([T, 4], jnp.int32)
+    sinks = drawn(H, seed=5)
+
+    def loss(q):
+        attend = borrow_backward(vanilla)
+        given = {"q_lengths": lengths, "softmax_aux": sinks, "softmax_scale": 0.3}
+        return (attend(q, KEYS, VALUES, **given)[0] ** 2).sum()
+
+    found = jax.grad(loss)(Q.at[1, 4:].set(jnp.nan))
+    np.testing.assert_array_equal(found, jax.grad(loss)(Q))
+
+
+def test_what_it_cannot_know_is_an_error():
+    attend = borrow_backward(vanilla)
+    with pytest.raises(TypeError, match="'dropout_prob' whose gradient is not known"):
+        attend(Q, KEYS, VALUES, softmax_scale=1.0, dropout_prob=0.5)
+    with pytest.raises(TypeError, match="expected softmax_scale"):
+        attend(Q, KEYS, VALUES)
+    with pytest.raises(ValueError, match="'bthd' or 'bhtd', got 'thd'"):
+        borrow_backward(vanilla, layout="thd")
