@@ -104,10 +104,11 @@ def test_the_distribution_names_its_entry_point_and_this_core(new, tmp_path):
     assert project["optional-dependencies"] == {
         "test": ["switchax[testing]", "pytest-xdist"]
     }
-    (core,) = map(Requirement, project["dependencies"])
+    core, chunked = map(Requirement, project["dependencies"])
     version = Version(__version__)
     allowed = f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}"
     assert (core.name, core.specifier) == ("switchax", SpecifierSet(allowed))
+    assert chunked.name == "switchax-chunked"  # whose backward pass is borrowed
     own = tomllib.loads((ROOT / "core/pyproject.toml").read_text())["project"]
     for field in ("requires-python", "license", "license-files"):
         assert project[field] == own[field]
@@ -211,6 +212,7 @@ CASES = {
 def test_its_kernel_agrees_with_the_oracle(name, monkeypatch):
     # The kit asks more, of what is installed: see .ci/check_wheels.py.
     monkeypatch.syspath_prepend(str(TEMPLATE / "src"))
+    monkeypatch.syspath_prepend(str(ROOT / "plugins/chunked/src"))  # not installed here
     attend = importlib.import_module("switchax_newkernel.kernel").attend
     options = {"causal": False, "q_offset": 0} | CASES[name]
     ids = {

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .attend import prepared
+from .attend import attend, prepared
 from .kernel import gradients
 from .logits import precise
 from .tiling import padded
@@ -44,7 +44,9 @@ def borrow_backward(
 
     The backward pass is plain JAX by blocks, in memory that grows as the operands do:
     it computes the weights anew from lse. It is right for whatever `forward` computes
-    in the sense of the contract, and has no second derivative.
+    in the sense of the contract, and has no second derivative. Let `forward` return its
+    output in float32: one that is rounded to bfloat16 or float16 cannot be used, since
+    its rounding would be in every gradient, and is computed anew, by blocks too.
 
         attend = borrow_backward(my_kernel, layout="bhtd")
         output, lse = attend(query, key, value, softmax_scale=0.125, causal=True)
@@ -62,8 +64,8 @@ def borrow_backward(
         `bias`, `mask`, `q_segment_ids`, `kv_segment_ids`, `q_lengths`, `kv_lengths`,
         `causal`, `window`, `q_offset`, `logits_soft_cap` and `softmax_aux`, as
         `switchax.attention` takes them, but normalised, as a forward method gets them.
-        Its gradients are those of query, key, value, bias and softmax_aux, by the
-        cotangents of output and lse.
+        It returns the output in query's dtype, and lse. Its gradients are those of
+        query, key, value, bias and softmax_aux, by the cotangents of both.
 
     Raises:
         TypeError: If an argument is none of those: what it does cannot be known. So
@@ -76,7 +78,7 @@ def borrow_backward(
             "transpose in the forward pass"
         )
 
-    def attend(query: Array, key: Array, value: Array, **given: Any) -> Any:
+    def with_gradients(query: Array, key: Array, value: Array, **given: Any) -> Any:
         known = {*_ARRAYS, *_STATIC, "q_offset"}
         if unknown := sorted(set(given) - known):
             raise TypeError(
@@ -92,11 +94,12 @@ def borrow_backward(
 
         @jax.custom_vjp
         def run(query: Array, key: Array, value: Array, arrays: Any) -> Any:
-            return forward(query, key, value, **static, **arrays)
+            output, lse = forward(query, key, value, **static, **arrays)
+            return output.astype(query.dtype), lse
 
         def run_forward(*operands: Any) -> Any:
-            output, lse = run(*operands)
-            return (output, lse), (operands, output, lse)
+            output, lse = forward(*operands[:3], **static, **operands[3])
+            return (output.astype(query.dtype), lse), (operands, output, lse)
 
         def run_backward(residuals: Any, cotangents: Any) -> Any:
             operands, output, lse = residuals
@@ -105,7 +108,7 @@ def borrow_backward(
         run.defvjp(run_forward, run_backward)
         return run(query, key, value, arrays)
 
-    return attend
+    return with_gradients
 
 
 def _gradients(
@@ -127,6 +130,9 @@ def _gradients(
     q, k, v = (natural(x) for x in qkv)
     batch, q_len, heads, _ = q.shape
     dtype = precise(q)
+    if output.dtype != dtype:
+        output, lse = attend(q, k, v, **given, softmax_aux=sinks)
+        output = natural(output)
     output, d_output = (natural(x).astype(dtype) for x in (output, d_output))
     lse, d_lse = lse.astype(dtype), d_lse.astype(dtype)
     found: dict[str, Any] = dict.fromkeys(arrays)

@@ -233,7 +233,12 @@ def gradients(
             lead = () if tiling.kv_heads == 1 else (tiling.kv_heads,)
             d_k = jnp.zeros((*lead, head_dim, tiling.kv), dtype)
             d_v = jnp.zeros((*lead, v.shape[-1], tiling.kv), dtype)
-            *carry, d_k, d_v = lax.fori_loop(0, chunks, chunk, (*carry, d_k, d_v))
+            carry = (*carry, d_k, d_v)
+            if chunks == 1:
+                carry = chunk(ZERO, carry)
+            else:
+                carry = lax.fori_loop(0, chunks, chunk, carry)
+            *carry, d_k, d_v = carry
             return tuple(carry), (d_k, d_v)
 
         d_q = jnp.zeros((tiling.kv_heads, group, rows, head_dim), dtype)

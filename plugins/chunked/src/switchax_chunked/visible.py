@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +22,8 @@ from .tiling import Place, Tiling, padded
 __all__ = ["Hidden", "Lists", "Tile", "bounds", "key_lists", "row_lists", "tile"]
 
 _INT = np.iinfo(np.int32)
+_FEW = 4
+"""Tiles of a sample up to which all are treated as seen in part, if it is traced."""
 
 
 @jax.tree_util.register_dataclass
@@ -195,8 +198,10 @@ def _of_mask(
 def _lists(some: Any, all_: Any) -> Lists:
     is_static = isinstance(some, np.ndarray)
     xp: Any = np if is_static else jnp
+    if not is_static and math.prod(some.shape[1:]) <= _FEW:
+        all_ = np.zeros(some.shape, bool)  # two loops are not worth compiling
     blocks = np.int32(some.shape[2])
-    number = np.arange(blocks, dtype=np.int32)
+    number = np.arange(blocks, dtype=np.int32).reshape(1, 1, -1)
     sort = xp.where(all_, np.int32(0), xp.where(some, np.int32(1), np.int32(2)))
     order = xp.sort(sort * blocks + number, axis=2) % blocks
     full, count = (x.sum(axis=2).astype(np.int32) for x in (all_, some))
@@ -204,8 +209,8 @@ def _lists(some: Any, all_: Any) -> Lists:
         order,
         full,
         count,
-        not is_static or bool(full.any()),
-        not is_static or bool((full < count).any()),
+        bool(full.any()) if isinstance(full, np.ndarray) else True,
+        bool((full < count).any()) if is_static else True,
     )
 
 

@@ -2,8 +2,8 @@
 
 References:
     Tri Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
-    Partitioning", 2023, arXiv:2307.08691, algorithm 1. Departs from it in the
-    backward pass, which is plain JAX and not by blocks.
+    Partitioning", 2023, arXiv:2307.08691, algorithm 1. The backward pass is borrowed
+    from switchax-chunked: plain JAX by blocks, which needs the output and lse alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from switchax_chunked import borrow_backward
+
 __all__ = ["attend"]
 
 BLOCK_Q = 64
 BLOCK_KV = 128
-
-
-Residuals = tuple[Array, Array, Array, Array, Array, Array, Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +45,7 @@ def _attend_block(
     k_ref: Any,  # [block_kv, head_dim]
     v_ref: Any,  # [block_kv, v_head_dim]
     # outputs
-    output_ref: Any,  # [block_q, v_head_dim]
+    output_ref: Any,  # [block_q, v_head_dim] float32, for the backward pass
     lse_ref: Any,  # [block_q, 1] float32
     # scratch, kept from one block of keys to the next
     m_ref: Any,  # [block_q, 1] float32
@@ -90,7 +89,7 @@ def _attend_block(
         l = l_ref[...]
         is_empty = l == 0  # no key was visible: output 0, lse -inf
         l = jnp.where(is_empty, 1.0, l)
-        output_ref[...] = (acc_ref[...] / l).astype(output_ref.dtype)
+        output_ref[...] = acc_ref[...] / l
         lse_ref[...] = jnp.where(is_empty, -jnp.inf, m_ref[...] + jnp.log(l))
 
 
@@ -140,7 +139,7 @@ def _launch(
         ],
         out_specs=[rows(v_head_dim), rows(1)],
         out_shape=[
-            jax.ShapeDtypeStruct((*shape, v_head_dim), q.dtype),  # type: ignore[no-untyped-call]
+            jax.ShapeDtypeStruct((*shape, v_head_dim), jnp.float32),  # type: ignore[no-untyped-call]
             jax.ShapeDtypeStruct((*shape, 1), jnp.float32),  # type: ignore[no-untyped-call]
         ],
         scratch_shapes=[
@@ -151,51 +150,6 @@ def _launch(
         interpret=static.interpret,
     )(q_offset[None, None], q_ids[:, :, None], kv_ids[:, None, :], q, k, v)
     return output, lse[..., 0]
-
-
-_attend = jax.custom_vjp(_launch, nondiff_argnums=(0,))
-
-
-def _forward(*arguments: Any) -> tuple[tuple[Array, Array], Residuals]:
-    output, lse = _attend(*arguments)  # so that an outer derivative ends in _backward
-    return (output, lse), (*arguments[1:], lse)
-
-
-def _backward(
-    static: Static,
-    residuals: Residuals,
-    cotangents: tuple[Array, Array],
-) -> tuple[Array | None, ...]:
-    """Computes gradients in plain JAX, from weights computed anew by lse.
-
-    It writes float32 arrays of `[batch, heads, q_len, kv_len]`: a kernel in its place
-    is what long sequences need first. Being plain JAX, it can itself be differentiated.
-    """
-    q, k, v, q_offset, q_ids, kv_ids, lse = residuals
-    einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
-    # A group of heads reads one kv head: [batch, kv_heads, group, q_len, ...].
-    grouped = (*k.shape[:2], -1, *q.shape[2:3])
-    d_output, d_lse = cotangents
-    is_empty = lse == -jnp.inf
-    d_output = jnp.where(is_empty[..., None], 0, d_output)
-    q32, k32, v32, do = (x.astype(jnp.float32) for x in (q, k, v, d_output))
-    q32, do = (x.reshape(*grouped, x.shape[-1]) for x in (q32, do))
-    d_lse = jnp.where(is_empty, 0, d_lse).reshape(*grouped, 1)
-    lse = jnp.where(is_empty, 0, lse).reshape(*grouped, 1)
-    visible = _visibility(static.causal, q_offset, q_ids, kv_ids)[:, None, None]
-    x = static.softmax_scale * einsum("bkgtd,bksd->bkgts", q32, k32)
-    p = jnp.exp(jnp.where(visible, x - lse, -jnp.inf))
-    dp = einsum("bkgtd,bksd->bkgts", do, v32)
-    mean = (p * dp).sum(axis=-1, keepdims=True)
-    dx = static.softmax_scale * p * (dp - mean + d_lse)
-    dq = einsum("bkgts,bksd->bkgtd", dx, k32).reshape(q.shape)
-    dk = einsum("bkgts,bkgtd->bksd", dx, q32)
-    dv = einsum("bkgts,bkgtd->bksd", p, do)
-    dq, dk, dv = dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
-    return dq, dk, dv, None, None, None
-
-
-_attend.defvjp(_forward, _backward)
 
 
 def _visibility(causal: bool, q_offset: Array, q_ids: Array, kv_ids: Array) -> Array:
@@ -239,6 +193,36 @@ def attend(
         Output `[batch, heads, q_len, v_head_dim]` in q's dtype, and lse
         `[batch, heads, q_len]` in float32.
     """
+    # A backward pass of your own takes the place of this: a `jax.custom_vjp`.
+    attend_forward = functools.partial(_forward, interpret=interpret)
+    with_gradients = borrow_backward(attend_forward, layout="bhtd")
+    segments = {}
+    if q_segment_ids is not None:
+        segments = {"q_segment_ids": q_segment_ids, "kv_segment_ids": kv_segment_ids}
+    return with_gradients(
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        q_offset=q_offset,
+        **segments,
+    )
+
+
+def _forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    softmax_scale: float,
+    causal: bool,
+    q_offset: Array | int,
+    q_segment_ids: Array | None = None,
+    kv_segment_ids: Array | None = None,
+    interpret: bool,
+) -> tuple[Array, Array]:
+    """Brings operands to what the kernel takes; see `attend`."""
     batch, q_len, kv_len = q.shape[0], q.shape[2], k.shape[2]
     if q_segment_ids is None or kv_segment_ids is None:
         zeros = jnp.zeros((batch, q_len + kv_len), jnp.int32)
@@ -250,11 +234,11 @@ def attend(
     kv_ids = jnp.where(kv_segment_ids < 0, -2, kv_segment_ids)
     # Beyond these it means the same, and cannot overflow when positions are added.
     offset = jnp.clip(jnp.asarray(q_offset, jnp.int32), -q_len, kv_len)
-    # What nothing sees may hold NaN, and 0 * NaN is NaN, forward or backward. XLA
-    # fuses this into two reductions: nothing of q_len * kv_len is written.
+    # What nothing sees may hold NaN, and 0 * NaN is NaN. XLA fuses this into two
+    # reductions: nothing of q_len * kv_len is written.
     visible = _visibility(causal, offset, q_ids, kv_ids)
     row_sees, key_seen = visible.any(axis=2), visible.any(axis=1)
     q = jnp.where(row_sees[:, None, :, None], q, 0)
     k, v = (jnp.where(key_seen[:, None, :, None], x, 0) for x in (k, v))
     static = Static(softmax_scale, causal, interpret)
-    return _attend(static, q, k, v, offset, q_ids, kv_ids)
+    return _launch(static, q, k, v, offset, q_ids, kv_ids)

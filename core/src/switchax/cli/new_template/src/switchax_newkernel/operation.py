@@ -36,7 +36,6 @@ class NewkernelAttention(BaseOperation):
         multiples={"q_len": 64, "kv_len": 128},
         opaque=True,
         shardable={"batch", "heads"},
-        second_order=True,
         experimental=True,  # auto never takes it; see the README, "Publish it"
     )
 
