@@ -134,11 +134,18 @@ def test_memory_is_linear_in_the_lengths():
     assert temporary < 16 * 3 * 4096 * 64 * 4 < 4096 * 4096 * 4
 
 
-def test_a_tile_takes_heads_that_divide():
-    assert tiling_for(4096, 4096, 6, 1).kv_heads == 2
-    assert tiling_for(4096, 4096, 1, 7).group == 1
-    assert tiling_for(3, 5, 8, 4) == Tiling(1, 4, 3, 5)
+def test_a_tile_takes_heads_that_divide_and_grows_with_the_cache():
+    assert tiling_for(4096, 4096, 6, 1) == Tiling(3, 1, 512, 1024)
+    assert tiling_for(4096, 4096, 1, 7) == Tiling(1, 1, 512, 1024)
+    assert tiling_for(4096, 4096, 1, 1) == Tiling(1, 1, 2048, 1024)
+    assert tiling_for(4096, 4096, 8, 1, cache=2**20) == Tiling(2, 1, 512, 1024)
+    assert tiling_for(4096, 4096, 8, 1, is_banded=True) == Tiling(2, 1, 512, 512)
+    assert tiling_for(512, 512, 8, 1, is_banded=True) == Tiling(8, 1, 128, 256)
+    assert tiling_for(4096, 4096, 8, 1, reach=256) == Tiling(8, 1, 256, 256)
+    assert tiling_for(1300, 1300, 4, 1) == Tiling(4, 1, 440, 656)
+    assert tiling_for(3, 5, 8, 4) == Tiling(8, 4, 3, 5)
     assert tiling_for(100, 100, 1, 1, config=ChunkedConfig(7, 9)) == (1, 1, 7, 9)
+    assert tiling_for(64, 64, 4, 2, config=ChunkedConfig(block_heads=2))[:2] == (1, 2)
 
 
 @pytest.mark.parametrize(

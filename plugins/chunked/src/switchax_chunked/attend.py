@@ -7,7 +7,14 @@ from jax import Array, lax
 
 from .kernel import attend_keys
 from .logits import Operands, Static, precise
-from .tiling import ChunkedConfig, padded, tiling_for
+from .tiling import (
+    SHORT,
+    USUAL_CACHE,
+    ChunkedConfig,
+    cache_of_a_core,
+    padded,
+    tiling_for,
+)
 from .visible import Hidden, bounds
 
 __all__ = ["attend", "prepared"]
@@ -130,6 +137,8 @@ def prepared(
         group,
         is_banded=first is not None or last is not None,
         reach=reach,
+        # What is dropped depends on the tiles, and must not on the machine.
+        cache=USUAL_CACHE if dropout_prob > 0 else cache_of_a_core(),
         config=config,
     )
     rows = tiling.blocks(q_len, kv_len)[0] * tiling.q
@@ -152,7 +161,16 @@ def prepared(
         kv_ids=kv_segment_ids,
         mask=by_group(mask, False),
     )
-    static = Static(tiling, softmax_scale, logits_soft_cap, dropout_prob, q_len, kv_len)
+    in_place = q_len <= SHORT or (reach is not None and 4 * reach <= kv_len)
+    static = Static(
+        tiling,
+        softmax_scale,
+        logits_soft_cap,
+        dropout_prob,
+        q_len,
+        kv_len,
+        in_place,
+    )
     return static, operands, hidden
 
 

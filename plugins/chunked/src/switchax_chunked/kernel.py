@@ -35,7 +35,7 @@ from .logits import (
     precise,
     scale_of,
 )
-from .tiling import SHORT, ZERO, Place
+from .tiling import ZERO, Place
 from .visible import Hidden, Lists, key_lists, row_lists
 
 __all__ = ["attend_keys", "gradients"]
@@ -57,14 +57,12 @@ def attend_keys(
     dtype, scale = precise(q), scale_of(static, operands)
     lists = row_lists(hidden, tiling, static.q_len, static.kv_len)
     grid = (batch, kv_heads // tiling.kv_heads, group // tiling.group, rows // tiling.q)
-    # Many rows meet each key: then all keys are turned once, and not for every tile. A
-    # few rows on a long cache must not copy it.
-    is_short = static.q_len <= SHORT
-    if not is_short:
+    # Where many rows meet each key, all keys are turned once, and not for every tile.
+    if not static.in_place:
         k, v = jnp.moveaxis(k, 1, 3), jnp.moveaxis(v, 1, 2)
 
     def products_and_values(q_rows: Array, at: Place) -> tuple[Array, Array]:
-        if is_short:
+        if static.in_place:
             keys = jnp.moveaxis(at.take(k, "bkhd", tiling), 0, 1)
             values = jnp.moveaxis(at.take(v, "bkhd", tiling), 0, 1)
             terms = "...qd,...kd->...qk"

@@ -38,6 +38,8 @@ class Static:
         dropout_prob: In [0, 1).
         q_len: Rows that are no padding.
         kv_len: Keys.
+        in_place: Whether few rows meet each key, so that the forward pass reads keys
+            and values where they lie: a long cache, or a window, is not copied.
     """
 
     tiling: Tiling
@@ -46,6 +48,7 @@ class Static:
     dropout_prob: float
     q_len: int
     kv_len: int
+    in_place: bool
 
 
 class Operands(NamedTuple):

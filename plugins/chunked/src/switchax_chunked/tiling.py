@@ -1,22 +1,33 @@
-"""How a call is cut into tiles, each small enough to stay in a core's cache."""
+"""How a call is cut into tiles, each about as large as a core's cache."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-__all__ = ["SHORT", "ZERO", "ChunkedConfig", "Place", "Tiling", "padded", "tiling_for"]
+__all__ = [
+    "SHORT",
+    "USUAL_CACHE",
+    "ZERO",
+    "ChunkedConfig",
+    "Place",
+    "Tiling",
+    "cache_of_a_core",
+    "padded",
+    "tiling_for",
+]
 
 ZERO = np.int32(0)  # a plain 0 would be int64 under x64, beside int32 indices
 SHORT = 16
 """Up to as many query rows are a step of decoding, bound by reading the cache."""
-ROWS = 1024
-"""Rows of a tile, over all of its heads: below, products lose throughput on a CPU."""
+USUAL_CACHE = 2**21
+"""Bytes of a core's own cache, where a machine does not say."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +152,7 @@ def tiling_for(
     *,
     is_banded: bool = False,
     reach: int | None = None,
+    cache: int = USUAL_CACHE,
     config: ChunkedConfig | None = None,
 ) -> Tiling:
     """Returns the tile for a call.
@@ -153,24 +165,40 @@ def tiling_for(
         is_banded: Whether rows see different ranges of keys: what a block visits in
             vain grows with its size.
         reach: Of how many keys a row sees some at most, or None.
+        cache: Bytes of a core's own cache.
         config: What the user says, before everything else.
     """
     config = config or ChunkedConfig()
-    block_q, block_kv, heads = 512, 512, 4
-    if is_banded:
-        block_q = min(block_q, max(128, q_len // 16))
-        block_kv = min(block_kv, max(128, q_len // 8))
-    if reach is not None:
-        block_q = min(block_q, max(64, reach // 2))
-        block_kv = min(block_kv, max(64, reach // 2))
+    # Measured on a CPU (benchmarks/chunked_cpu.py): what a step costs beside its
+    # logits is outweighed by about as many logits as the cache of a core has bytes.
+    # Where ranges differ, more of a large tile is in vain: a quarter of that.
+    logits = min(max(cache, 2**19), 2**22)
     if q_len <= SHORT:
-        block_q, block_kv, heads = q_len, 256, kv_heads * group
-    block_q = config.block_q or _even(q_len, block_q)
-    block_kv = config.block_kv or min(kv_len, block_kv)
-    block_q, block_kv = min(block_q, q_len), min(block_kv, kv_len)
-    heads = config.block_heads or heads
+        block_q, block_kv, logits = q_len, 256, 2**22
+    elif reach is not None:
+        block_q = block_kv = min(max(reach, 128), 512)
+        logits //= 4
+    elif is_banded:
+        block_q = min(max(q_len // 8, 128), 512)
+        block_kv, logits = max(block_q, 256), logits // 4
+    else:
+        block_kv = 1024
+        # One head alone takes more rows, to the same size.
+        block_q = max(512, logits // (min(kv_len, block_kv) * kv_heads * group))
+    block_q = min(config.block_q or _even(q_len, block_q), q_len)
+    block_kv = min(config.block_kv or _even(kv_len, block_kv), kv_len)
+    heads = config.block_heads or max(1, logits // (block_q * block_kv))
     members = _divisor(group, heads)
     return Tiling(_divisor(kv_heads, heads // members), members, block_q, block_kv)
+
+
+def cache_of_a_core() -> int:
+    """Returns the bytes of a core's second-level cache on this host, or the usual."""
+    try:
+        found = os.sysconf("SC_LEVEL2_CACHE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return USUAL_CACHE
+    return found if found > 0 else USUAL_CACHE
 
 
 def _even(length: int, most: int) -> int:

@@ -1,0 +1,244 @@
+"""What "chunked" takes on a CPU, beside PyTorch and jax.nn in the same run.
+
+    tox -e bench-cpu -- [forward] [backward] [window] [decode] [memory] [compile]
+
+Every figure is a ratio of neighbours: the contenders take turns, and the median of the
+ratios of one turn is printed, since a machine's speed changes within a run. PyTorch
+runs in a process and an environment of its own, named by `--torch-python`; without it
+the ratios to it are left out.
+"""
+
+import argparse
+import json
+import math
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import switchax
+
+HEADS = 8
+SIZES = [(t, d) for d in (64, 128) for t in (512, 1024, 2048, 4096, 8192)]
+TURNS = 5
+WORKER = Path(__file__).with_name("torch_attention.py")
+
+
+class Torch:
+    """A process that calls PyTorch's attention when it is asked to."""
+
+    def __init__(self, python: str) -> None:
+        self.process = subprocess.Popen(
+            [python, WORKER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.version = self.answer()["torch"]
+
+    def answer(self) -> dict[str, Any]:
+        """Read one answer."""
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit("chunked_cpu: expected an answer of PyTorch's process, it ended")
+        return json.loads(line)
+
+    def ask(self, **asked: Any) -> dict[str, Any]:
+        """Ask once."""
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+
+def seconds(call: Callable[[], Any], times: int) -> float:
+    """Time one of several calls in a row, after one that is not counted."""
+    jax.block_until_ready(call())
+    start = time.perf_counter()
+    for _ in range(times):
+        jax.block_until_ready(call())
+    return (time.perf_counter() - start) / times
+
+
+def attention(name: str, causal: bool, backward: bool) -> Callable[..., Any]:
+    """Return a compiled call of an operation, or of jax.nn."""
+
+    def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        if name == "jax.nn":
+            return jax.nn.dot_product_attention(q, k, v, is_causal=causal)
+        return switchax.attention(q, k, v, causal=causal, q_offset=0, operation=name)
+
+    def gradients(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        return jax.vjp(forward, q, k, v)[1](q)
+
+    return jax.jit(gradients if backward else forward)
+
+
+def drawn(*shape: int, seed: int = 0, dtype: str = "float32") -> jax.Array:
+    """Return normal numbers."""
+    return jax.random.normal(jax.random.key(seed), shape, dtype)
+
+
+def geometric(values: list[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def compare(torch: Torch | None, backward: bool) -> None:
+    """Print throughput and ratios over `SIZES`."""
+    what = "forward and backward" if backward else "forward"
+    print(f"\n{what}: batch 1, {HEADS} heads, float32")
+    print("     T    D causal  GFLOP/s   of torch  of jax.nn   of a product")
+    of_torch, of_jax = [], []
+    square = drawn(2048, 2048)
+    product = jax.jit(jnp.matmul)
+    for (length, size), causal in ((s, c) for s in SIZES for c in (False, True)):
+        operands = [drawn(1, length, HEADS, size, seed=i) for i in range(3)]
+        flop = (14 if backward else 4) * HEADS * length**2 * size / (1 + causal)
+        times = max(1, int(4e9 / flop))
+        calls = {"chunked": attention("chunked", causal, backward)}
+        if length <= 4096:  # beyond, its scores are gigabytes
+            calls["jax.nn"] = attention("jax.nn", causal, backward)
+        if torch is not None:
+            shape = [1, HEADS, length, size]
+            given = {"causal": causal, "backward": backward, "dtype": "float32"}
+            torch.ask(prepare={"q": shape, "kv": shape, **given})
+        taken: dict[str, list[float]] = {name: [] for name in (*calls, "torch", "x")}
+        for _ in range(TURNS):
+            if torch is not None:
+                taken["torch"].append(torch.ask(run=times)["seconds"])
+            for name, call in calls.items():
+                taken[name].append(seconds(partial(call, *operands), times))
+            taken["x"].append(seconds(lambda: product(square, square), 2))
+
+        def ratio(name: str, taken: dict[str, list[float]] = taken) -> float | None:
+            pairs = zip(taken[name], taken["chunked"], strict=False)
+            ratios = [theirs / ours for theirs, ours in pairs]
+            return statistics.median(ratios) if ratios else None
+
+        speed = flop / statistics.median(taken["chunked"]) / 1e9
+        share = ratio("x") * flop / (2 * 2048**3)
+        cells = [ratio("torch"), ratio("jax.nn")]
+        if cells[0] is not None:
+            of_torch.append(cells[0])
+        if cells[1] is not None and causal and length >= 2048:
+            of_jax.append(cells[1])
+        texts = ["         -" if x is None else f"{x:>10.2f}" for x in cells]
+        row = f"{length:>6}{size:>5} {causal!s:>6}{speed:>9.0f}{''.join(texts)}"
+        print(f"{row}{share:>13.2f}", flush=True)
+    if of_torch:
+        print(f"of torch: geometric mean {geometric(of_torch):.2f}", end=", ")
+        print(f"least {min(of_torch):.2f}")
+    print(f"of jax.nn, causal, T >= 2048: least {min(of_jax):.2f}")
+
+
+def window() -> None:
+    """Print what a window costs, of its share of full attention."""
+    length, width = 8192, 256
+    operands = [drawn(1, length, HEADS, 64, seed=i) for i in range(3)]
+    full = attention("chunked", False, False)
+
+    @jax.jit
+    def banded(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        given = {"causal": True, "q_offset": 0, "operation": "chunked"}
+        return switchax.attention(q, k, v, window=(width - 1, 0), **given)
+
+    ratios = []
+    for _ in range(TURNS):
+        whole = seconds(lambda: full(*operands), 1)
+        ratios.append(seconds(lambda: banded(*operands), 4) / (whole * width / length))
+    print(
+        f"\nwindow of {width} keys at T={length}: {statistics.median(ratios):.2f}",
+        end="",
+    )
+    print(" times its share of full attention")
+
+
+def decode() -> None:
+    """Print how fast a cache is read, of what a copy reaches."""
+    batch, heads, kv_heads, length, size = 8, 32, 8, 8192, 128
+    q = drawn(batch, 1, heads, size, dtype="bfloat16")
+    k, v = (
+        drawn(batch, length, kv_heads, size, seed=i, dtype="bfloat16") for i in (1, 2)
+    )
+    source = np.zeros(k.size, np.int16)
+    target = np.ones_like(source)
+    calls = {name: attention(name, False, False) for name in ("chunked", "jax.nn")}
+    taken: dict[str, list[float]] = {"copy": [], "chunked": [], "jax.nn": []}
+    for _ in range(TURNS):
+        np.copyto(target, source)
+        start = time.perf_counter()
+        np.copyto(target, source)
+        taken["copy"].append(time.perf_counter() - start)
+        for name, call in calls.items():
+            taken[name].append(seconds(partial(call, q, k, v), 2))
+    # A copy reads and writes source.nbytes; the cache is twice as large, and is read.
+    shares = [c / x for c, x in zip(taken["copy"], taken["chunked"], strict=True)]
+    others = [x / y for x, y in zip(taken["jax.nn"], taken["chunked"], strict=True)]
+    speed = 2 * source.nbytes / statistics.median(taken["copy"]) / 1e9
+    print(f"\ndecode, batch {batch}, {heads} heads on {kv_heads}, {length} keys, bf16:")
+    print(f"  {statistics.median(shares):.0%} of a copy's {speed:.0f} GB/s, ", end="")
+    print(f"{statistics.median(others):.1f} times as fast as jax.nn")
+
+
+def memory() -> None:
+    """Print what T = 32768 takes, by the program's own analysis and the process."""
+    length, size = 32768, 64
+    operands = [drawn(1, length, 1, size, seed=i) for i in range(3)]
+    own = sum(x.nbytes for x in operands)
+    call = attention("chunked", True, True).lower(*operands).compile()
+    analysis = call.memory_analysis()
+    whole = analysis.temp_size_in_bytes + analysis.output_size_in_bytes + own
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    jax.block_until_ready(call(*operands))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"\nmemory at T={length}, one head, forward and backward, of q+k+v:")
+    print(f"  {whole / own:.1f} by the analysis of the program, all of it; ", end="")
+    print(f"{(after - before) / own:.1f} by the peak of the process")
+
+
+def compiling() -> None:
+    """Print how long forward and backward take to compile."""
+    shape = jax.ShapeDtypeStruct((1, 4096, HEADS, 64), jnp.float32)
+    start = time.perf_counter()
+    attention("chunked", True, True).lower(shape, shape, shape).compile()
+    print(f"\ntraced and compiled, T=4096: {time.perf_counter() - start:.2f} s")
+
+
+def main() -> None:
+    """Print what is asked for, or all of it."""
+    parts = ("memory", "compile", "forward", "backward", "window", "decode")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", choices=[[], *parts], default=[])
+    parser.add_argument("--torch-python", help="of an environment with torch")
+    given = parser.parse_args()
+    asked = given.parts or parts
+    torch = None if given.torch_python is None else Torch(given.torch_python)
+    beside = "none" if torch is None else torch.version
+    print(f"jax {jax.__version__}, torch {beside}, {jax.devices()[0].device_kind}")
+    for part in parts:  # memory first: the peak of a process never falls
+        if part not in asked:
+            continue
+        match part:
+            case "memory":
+                memory()
+            case "compile":
+                compiling()
+            case "forward" | "backward":
+                compare(torch, part == "backward")
+            case "window":
+                window()
+            case "decode":
+                decode()
+
+
+if __name__ == "__main__":
+    main()
