@@ -1,6 +1,6 @@
 """What "chunked" takes on a CPU, beside PyTorch and jax.nn in the same run.
 
-    tox -e bench-cpu -- [forward] [backward] [window] [decode] [memory] [compile]
+    tox -e torch,bench-cpu -- [forward] [backward] [window] [decode] [memory] [compile]
 
 Every figure is a ratio of neighbours: the contenders take turns, and the median of the
 ratios of one turn is printed, since a machine's speed changes within a run. PyTorch
@@ -221,7 +221,14 @@ def main() -> None:
     parser.add_argument("--torch-python", help="of an environment with torch")
     given = parser.parse_args()
     asked = given.parts or parts
-    torch = None if given.torch_python is None else Torch(given.torch_python)
+    torch = None
+    if given.torch_python is not None:
+        if not Path(given.torch_python).is_file():
+            sys.exit(
+                f"chunked_cpu: expected a Python with torch, got no file "
+                f"{given.torch_python}; run `tox -e torch` first"
+            )
+        torch = Torch(given.torch_python)
     beside = "none" if torch is None else torch.version
     print(f"jax {jax.__version__}, torch {beside}, {jax.devices()[0].device_kind}")
     for part in parts:  # memory first: the peak of a process never falls
