@@ -76,6 +76,29 @@ def test_agrees_with_vanilla_over_blocks_that_do_not_divide(call):
     )
 
 
+def test_float64_agrees_where_indices_could_be_of_64_bits():
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        arrays = {n: rng.normal(size=x.shape) for n, x in OPERANDS.items()}
+        call = {"causal": True, "q_offset": 3, "return_lse": True}
+        metadata = OperationMetadata(operation_configs={"chunked": BLOCKS})
+
+        def run(name, arrays):
+            given = {**call, "operation": name, "metadata": metadata}
+            out = switchax.attention(**arrays, **given)
+            return (out.attention_outputs**2).sum() + out.lse.sum()
+
+        found, expected = (
+            jax.value_and_grad(lambda x, name=name: run(name, x))(arrays)
+            for name in ("chunked", "vanilla")
+        )
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12),
+            found,
+            expected,
+        )
+
+
 def test_what_nothing_sees_may_be_nan_forward_and_backward():
     dirty = {
         "query": OPERANDS["query"].at[0, 7:].set(jnp.nan),

@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from .exponential import exp_of_logits
@@ -74,7 +75,7 @@ def attend_keys(
         return x, tiling.of_head(values).astype(dtype)
 
     def block(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
-        sample, a, c, i = jnp.unravel_index(number, grid)
+        sample, a, c, i = _unraveled(number, grid)
         at = Place(sample, a * tiling.kv_heads, c * tiling.group, i * tiling.q, ZERO)
         q_rows = jnp.moveaxis(at.take(q, "bqhgd", tiling), 0, 2)
         q_rows = scale.of(tiling.flat(q_rows))
@@ -110,7 +111,7 @@ def attend_keys(
 
     output = jnp.zeros((*q.shape[:4], v.shape[-1]), dtype)
     lse = jnp.zeros((batch, kv_heads, group, rows), dtype)
-    return lax.fori_loop(0, math.prod(grid), block, (output, lse))
+    return lax.fori_loop(ZERO, np.int32(math.prod(grid)), block, (output, lse))
 
 
 def _forward(
@@ -177,7 +178,7 @@ def gradients(
     q_turned, d_output_turned = (jnp.moveaxis(x, 4, 2) for x in (q_finite, d_output))
 
     def heads(d_bias: Any, number: Array) -> tuple[Any, tuple[Array, ...]]:
-        sample, a = jnp.unravel_index(number, (batch, kv_heads // tiling.kv_heads))
+        sample, a = _unraveled(number, (batch, kv_heads // tiling.kv_heads))
         kv_head = a * tiling.kv_heads
 
         def block(carry: Any, j: Array) -> tuple[Any, tuple[Array, Array]]:
@@ -235,7 +236,7 @@ def gradients(
             if chunks == 1:
                 carry = chunk(ZERO, carry)
             else:
-                carry = lax.fori_loop(0, chunks, chunk, carry)
+                carry = lax.fori_loop(ZERO, np.int32(chunks), chunk, carry)
             *carry, d_k, d_v = carry
             return tuple(carry), (d_k, d_v)
 
@@ -283,10 +284,19 @@ def _visited(
         return visit(is_full, order[listed, number, n], carry)
 
     if lists.some_full:
-        carry = lax.fori_loop(0, ends[0], functools.partial(step, True), carry)
+        carry = lax.fori_loop(ZERO, ends[0], functools.partial(step, True), carry)
     if lists.some_partial:
         carry = lax.fori_loop(*ends, functools.partial(step, False), carry)
     return carry
+
+
+def _unraveled(number: Array, grid: tuple[int, ...]) -> list[Array]:
+    """Returns the indices of a number in a grid, all int32, whatever x64 says."""
+    number, found = lax.convert_element_type(number, jnp.int32), []
+    for size in reversed(grid):
+        found.append(lax.rem(number, np.int32(size)))
+        number = lax.div(number, np.int32(size))
+    return found[::-1]
 
 
 def _added(total: Array, part: Array, starts: tuple[Any, ...]) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,9 +88,9 @@ class Scale(NamedTuple):
         return rows.astype(precise(rows)) * self.query
 
 
-def precise(x: Array) -> jnp.dtype:
+def precise(x: Array) -> Any:
     """Returns the dtype in which softmax of an operand is computed."""
-    return jnp.promote_types(x.dtype, jnp.float32)
+    return jnp.float64 if x.dtype == jnp.float64 else jnp.float32
 
 
 def scale_of(static: Static, operands: Operands) -> Scale:
