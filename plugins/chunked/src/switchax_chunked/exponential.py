@@ -47,7 +47,8 @@ def exp_of_logits(x: Array) -> Array:
     """
     if x.dtype != jnp.float32:
         return jnp.exp(x)
-    return lax.platform_dependent(x, cpu=_by_polynomial, default=jnp.exp)
+    found: Array = lax.platform_dependent(x, cpu=_by_polynomial, default=jnp.exp)
+    return found
 
 
 def _by_polynomial(x: Array) -> Array:

@@ -111,7 +111,9 @@ def attend_keys(
 
     output = jnp.zeros((*q.shape[:4], v.shape[-1]), dtype)
     lse = jnp.zeros((batch, kv_heads, group, rows), dtype)
-    return lax.fori_loop(ZERO, np.int32(math.prod(grid)), block, (output, lse))
+    count = np.int32(math.prod(grid))
+    output, lse = lax.fori_loop(ZERO, count, block, (output, lse))
+    return output, lse
 
 
 def _forward(
@@ -182,7 +184,7 @@ def gradients(
         kv_head = a * tiling.kv_heads
 
         def block(carry: Any, j: Array) -> tuple[Any, tuple[Array, Array]]:
-            def visit(is_full: bool, member: Array, i: Array, carry: Any) -> Any:
+            def visit(is_full: bool, member: Any, i: Array, carry: Any) -> Any:
                 d_q, d_bias, d_k, d_v = carry
                 at = Place(sample, kv_head, member, i * tiling.q, ZERO)
                 at = at_block(static, at, j)
@@ -223,7 +225,7 @@ def gradients(
                 d_q = _added(d_q, d_rows, (ZERO, member, at.row, ZERO))
                 return d_q, d_bias, d_k, d_v
 
-            def chunk(c: Array, carry: Any) -> Any:
+            def chunk(c: Array | np.int32, carry: Any) -> Any:
                 def visit_rows(is_full: bool, i: Array, carry: Any) -> Any:
                     return visit(is_full, c * tiling.group, i, carry)
 
@@ -245,14 +247,14 @@ def gradients(
         (d_q, d_bias), (d_k, d_v) = lax.scan(block, (d_q, d_bias), numbers)
         return d_bias, (d_q, d_k, d_v)
 
-    d_bias = None if bias is None else jnp.zeros(bias.shape, dtype)
-    numbers = batch * (kv_heads // tiling.kv_heads)
-    numbers = jnp.arange(numbers, dtype=jnp.int32)
+    d_bias: Any = None if bias is None else jnp.zeros(bias.shape, dtype)
+    numbers = jnp.arange(batch * (kv_heads // tiling.kv_heads), dtype=jnp.int32)
     d_bias, (d_q, d_k, d_v) = lax.scan(heads, d_bias, numbers)
     d_q = jnp.moveaxis(d_q.reshape(q.shape), 3, 1) * scale.query
     d_k = _from_key_blocks(static, d_k, k) * scale.query
     d_v = _from_key_blocks(static, d_v, v)
-    d_bias = None if bias is None else d_bias.astype(bias.dtype)
+    if bias is not None:
+        d_bias = d_bias.astype(bias.dtype)
     return Operands(
         d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), d_bias
     )

@@ -104,7 +104,7 @@ class Place(NamedTuple):
     kv_head: Array
     member: Array
     row: Array
-    key: Array
+    key: Array | np.int32
 
     def take(self, x: Array, axes: str, tiling: Tiling) -> Array:
         """Returns the part of an array that belongs to the tile, without its sample.

@@ -48,7 +48,7 @@ class Hidden:
     q_lengths: Array | None = None
     kv_lengths: Array | None = None
     q_ids: Array | None = None
-    kv_ids: Array | None = None
+    kv_ids: Any = None
     mask: Array | None = None
 
 
