@@ -76,6 +76,50 @@ def test_agrees_with_vanilla_over_blocks_that_do_not_divide(call):
     )
 
 
+NARROW = {
+    "static": {"window": (4, 1), "q_offset": 7},
+    "beyond": {"window": (4, 0), "q_offset": 1000},
+    "before": {"window": (4, 0), "q_offset": -30},
+    "traced": {
+        "window": (3, 2),
+        "q_offset": jnp.asarray([12, -9], jnp.int32),
+        "q_lengths": jnp.asarray([31, 40], jnp.int32),
+        "kv_lengths": jnp.asarray([45, 20], jnp.int32),
+    },
+    "causal": {
+        "window": (6, None),
+        "causal": True,
+        "q_offset": 10,
+        "mask": jax.random.bernoulli(jax.random.key(8), 0.6, (1, 1, 40, 50)),
+    },
+}
+
+
+@pytest.mark.parametrize("call", NARROW.values(), ids=NARROW)
+def test_narrow_windows_start_their_blocks_anywhere(call):
+    operands = {
+        "query": drawn(2, 40, 2, D),
+        "key": drawn(2, 50, 1, D, seed=1),
+        "value": drawn(2, 50, 1, D, seed=2),
+    }
+    metadata = OperationMetadata(operation_configs={"chunked": BLOCKS})
+
+    def run(name):
+        def outputs(operands):
+            given = {"operation": name, "metadata": metadata, "return_lse": True}
+            out = switchax.attention(**operands, **call, **given)
+            return out.attention_outputs, jnp.where(out.lse == -jnp.inf, 0, out.lse)
+
+        found, pull = jax.vjp(jax.jit(outputs), operands)
+        return found, pull(tuple(drawn(*x.shape, seed=3) for x in found))
+
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=3e-5, atol=3e-5),
+        run("chunked"),
+        run("vanilla"),
+    )
+
+
 def test_float64_agrees_where_indices_could_be_of_64_bits():
     with jax.enable_x64(True):
         rng = np.random.default_rng(0)
@@ -164,7 +208,7 @@ def test_a_tile_takes_heads_that_divide_and_grows_with_the_cache():
     assert tiling_for(4096, 4096, 8, 1, cache=2**20) == Tiling(2, 1, 512, 1024)
     assert tiling_for(4096, 4096, 8, 1, is_banded=True) == Tiling(2, 1, 512, 512)
     assert tiling_for(512, 512, 8, 1, is_banded=True) == Tiling(8, 1, 128, 256)
-    assert tiling_for(4096, 4096, 8, 1, reach=256) == Tiling(8, 1, 256, 256)
+    assert tiling_for(4096, 4096, 8, 1, reach=256) == Tiling(8, 1, 128, 256)
     assert tiling_for(1300, 1300, 4, 1) == Tiling(4, 1, 440, 656)
     assert tiling_for(3, 5, 8, 4) == Tiling(8, 4, 3, 5)
     assert tiling_for(100, 100, 1, 1, config=ChunkedConfig(7, 9)) == (1, 1, 7, 9)

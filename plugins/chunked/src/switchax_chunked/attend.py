@@ -162,6 +162,10 @@ def prepared(
         mask=by_group(mask, False),
     )
     in_place = q_len <= SHORT or (reach is not None and 4 * reach <= kv_len)
+    span = None
+    if in_place and reach is not None and q_len > SHORT:
+        span = -(-(reach + tiling.q - 1) // 8) * 8
+        span = min(kv_len, span)
     static = Static(
         tiling,
         softmax_scale,
@@ -170,6 +174,7 @@ def prepared(
         q_len,
         kv_len,
         in_place,
+        span,
     )
     return static, operands, hidden
 

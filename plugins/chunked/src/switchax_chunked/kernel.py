@@ -15,6 +15,7 @@ References:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from .exponential import exp_of_logits
 from .logits import (
     Operands,
     Static,
-    at_block,
+    at_key,
     clean,
     dropped,
     logits_of,
@@ -37,7 +38,7 @@ from .logits import (
     scale_of,
 )
 from .tiling import ZERO, Place
-from .visible import Hidden, Lists, key_lists, row_lists
+from .visible import Hidden, Lists, key_lists, row_lists, span_lists
 
 __all__ = ["attend_keys", "gradients"]
 
@@ -53,10 +54,17 @@ def attend_keys(
         `[batch, kv_heads, group, rows]`, both in float32, or float64 for float64; 0 and
         -inf where a row sees no key.
     """
+    find_lists = row_lists
+    if dropout_key is not None:  # what is dropped of a block must be found again
+        static = dataclasses.replace(static, span=None)
+    if static.span is not None:
+        find_lists = span_lists
+        tiling = static.tiling._replace(kv=static.span)
+        static = dataclasses.replace(static, tiling=tiling)
     tiling, (q, k, v, bias) = static.tiling, operands
     batch, rows, kv_heads, group, _ = q.shape
     dtype, scale = precise(q), scale_of(static, operands)
-    lists = row_lists(hidden, tiling, static.q_len, static.kv_len)
+    lists = find_lists(hidden, tiling, static.q_len, static.kv_len)
     grid = (batch, kv_heads // tiling.kv_heads, group // tiling.group, rows // tiling.q)
     # Where many rows meet each key, all keys are turned once, and not for every tile.
     if not static.in_place:
@@ -79,13 +87,18 @@ def attend_keys(
         at = Place(sample, a * tiling.kv_heads, c * tiling.group, i * tiling.q, ZERO)
         q_rows = jnp.moveaxis(at.take(q, "bqhgd", tiling), 0, 2)
         q_rows = scale.of(tiling.flat(q_rows))
+        first_key: Any = ZERO
+        if lists.key is not None:
+            of = sample if lists.key.shape[0] > 1 else ZERO
+            first_key = jnp.asarray(lists.key)[of, i]
 
         def visit(is_full: bool, j: Array, carry: Any) -> Any:
             m, l, acc = carry
-            here = at_block(static, at, j)
+            key = first_key + j * tiling.kv
+            here = at_key(static, at, key)
             sees = None if is_full else hidden
             x, values = products_and_values(q_rows, here)
-            logits = logits_of(static, scale, x, bias, sees, here, j)
+            logits = logits_of(static, scale, x, bias, sees, here, key)
             m_new = jnp.maximum(m, logits.x.max(axis=-1, keepdims=True))
             base = jnp.where(m_new == -jnp.inf, 0, m_new)  # -inf - -inf would be NaN
             p = exp_of_logits((logits.x - base) * scale.late)
@@ -158,6 +171,7 @@ def gradients(
         d_output: Cotangent of output, likewise the next of lse.
         d_lse: Cotangent of lse.
     """
+    static = dataclasses.replace(static, span=None)
     tiling, (q, k, v, bias) = static.tiling, operands
     batch, rows, kv_heads, group, head_dim = q.shape
     dtype, scale = precise(q), scale_of(static, operands)
@@ -187,7 +201,8 @@ def gradients(
             def visit(is_full: bool, member: Any, i: Array, carry: Any) -> Any:
                 d_q, d_bias, d_k, d_v = carry
                 at = Place(sample, kv_head, member, i * tiling.q, ZERO)
-                at = at_block(static, at, j)
+                key = j * tiling.kv
+                at = at_key(static, at, key)
 
                 def rows_of(x: Array) -> Array:
                     return tiling.flat(at.take(x, "bhgqd", tiling))
@@ -201,7 +216,7 @@ def gradients(
                 keys = tiling.of_head(at.take(k_turned, "bhdk", tiling))
                 keys = keys.astype(q_rows.dtype)
                 x = jnp.matmul(q_rows, keys, preferred_element_type=dtype)
-                logits = logits_of(static, scale, x, bias, sees, at, j)
+                logits = logits_of(static, scale, x, bias, sees, at, key)
                 p = exp_of_logits(logits.x * scale.late - rows_of(lse))
                 values = tiling.of_head(at.take(v_turned, "bhdk", tiling))
                 values = clean(values.astype(dtype), logits.key_seen, -1)

@@ -18,7 +18,7 @@ __all__ = [
     "Operands",
     "Scale",
     "Static",
-    "at_block",
+    "at_key",
     "clean",
     "dropped",
     "logits_of",
@@ -40,6 +40,8 @@ class Static:
         kv_len: Keys.
         in_place: Whether few rows meet each key, so that the forward pass reads keys
             and values where they lie: a long cache, or a window, is not copied.
+        span: Keys of a tile of the forward pass, where such a tile starts with the
+            first key that its rows see; None where it starts at a multiple.
     """
 
     tiling: Tiling
@@ -49,6 +51,7 @@ class Static:
     q_len: int
     kv_len: int
     in_place: bool
+    span: int | None = None
 
 
 class Operands(NamedTuple):
@@ -140,15 +143,12 @@ def clean(keys: Array, key_seen: Array | None, axis: int) -> Array:
     return jnp.where(jnp.expand_dims(key_seen, -3 - axis), keys, 0)
 
 
-def at_block(static: Static, at: Place, block: Array) -> Place:
-    """Returns the place with its block of keys.
+def at_key(static: Static, at: Place, key: Array) -> Place:
+    """Returns the place with its keys, from one on.
 
-    The last block starts where it ends with the keys, so that nothing is padded.
+    The last keys are taken with some before them, so that nothing is padded.
     """
-    key = block * static.tiling.kv
-    if static.kv_len % static.tiling.kv:
-        key = jnp.minimum(key, static.kv_len - static.tiling.kv)
-    return at._replace(key=key)
+    return at._replace(key=jnp.minimum(key, static.kv_len - static.tiling.kv))
 
 
 def logits_of(
@@ -158,7 +158,7 @@ def logits_of(
     bias: Array | None,
     hidden: Hidden | None,
     at: Place,
-    block: Array,
+    key: Array,
 ) -> Logits:
     """Computes one tile of logits.
 
@@ -169,15 +169,15 @@ def logits_of(
             them, with keys. A key that nobody sees is still in it.
         bias: As in `Operands`.
         hidden: What hides keys from rows; None where each row sees each key.
-        at: Where the tile is, as `at_block` gives it.
-        block: Which block of keys: those of the one before it are hidden here.
+        at: Where the tile is, as `at_key` gives it.
+        key: The first key that is the tile's own: those before it are hidden here.
     """
     tiling = static.tiling
     visible, key_seen = None, None
     if hidden is not None:
-        is_even = static.kv_len % tiling.kv == 0
-        owned_from = None if is_even else block * tiling.kv
-        visible, key_seen = tile(hidden, at, tiling, owned_from)
+        # What starts at a multiple, and ends at one, is never moved.
+        is_even = static.span is None and static.kv_len % tiling.kv == 0
+        visible, key_seen = tile(hidden, at, tiling, None if is_even else key)
         if key_seen is not None and key_seen.shape[0] == 1:
             key_seen = key_seen[0]
     if scale.early != 1:

@@ -176,8 +176,8 @@ def tiling_for(
     if q_len <= SHORT:
         block_q, block_kv, logits = q_len, 256, 2**22
     elif reach is not None:
-        block_q = block_kv = min(max(reach, 128), 512)
-        logits //= 4
+        block_q = min(max(reach // 2, 128), 512)
+        block_kv, logits = min(max(reach, 128), 512), logits // 4
     elif is_banded:
         block_q = min(max(q_len // 8, 128), 512)
         block_kv, logits = max(block_q, 256), logits // 4

@@ -19,7 +19,16 @@ from jax import Array, lax
 
 from .tiling import Place, Tiling, padded
 
-__all__ = ["Hidden", "Lists", "Tile", "bounds", "key_lists", "row_lists", "tile"]
+__all__ = [
+    "Hidden",
+    "Lists",
+    "Tile",
+    "bounds",
+    "key_lists",
+    "row_lists",
+    "span_lists",
+    "tile",
+]
 
 _INT = np.iinfo(np.int32)
 _FEW = 4
@@ -62,6 +71,7 @@ class Lists(NamedTuple):
         count: int32 `[batch | 1, blocks]`: how many are of either.
         some_full: Whether any block may be of the first sort.
         some_partial: Whether any block may be of the second.
+        key: int32 `[batch | 1, blocks]`: the first key of the first block; None for 0.
     """
 
     order: Any
@@ -69,6 +79,7 @@ class Lists(NamedTuple):
     count: Any
     some_full: bool
     some_partial: bool
+    key: Any = None
 
 
 class Tile(NamedTuple):
@@ -217,6 +228,29 @@ def _lists(some: Any, all_: Any) -> Lists:
 def row_lists(hidden: Hidden, tiling: Tiling, q_len: int, kv_len: int) -> Lists:
     """For each block of rows, the blocks of keys of which it may see something."""
     return _lists(*_meetings(hidden, tiling, q_len, kv_len))
+
+
+def span_lists(hidden: Hidden, tiling: Tiling, q_len: int, kv_len: int) -> Lists:
+    """As `row_lists`, of blocks that start with the first key that the rows see."""
+    xp: Any = np if isinstance(hidden.first, np.ndarray) else jnp
+    blocks_q, _ = tiling.blocks(q_len, kv_len)
+    row = np.arange(blocks_q, dtype=np.int32)[None] * np.int32(tiling.q)
+    last_row = np.minimum(row + np.int32(tiling.q), np.int32(q_len)) - np.int32(1)
+    key = xp.clip(hidden.first[:, None] + row, 0, kv_len)
+    end = xp.clip(hidden.last[:, None] + last_row + np.int32(1), 0, kv_len)
+    if hidden.kv_lengths is not None:
+        end = jnp.minimum(end, hidden.kv_lengths[:, None])
+    count = (jnp if isinstance(end, jax.Array) else xp).maximum(
+        -((key - end) // np.int32(tiling.kv)), 0
+    )
+    if hidden.q_lengths is not None:
+        count = jnp.where(row < hidden.q_lengths[:, None], count, 0)
+    most = -(-kv_len // tiling.kv)
+    order = np.arange(most, dtype=np.int32).reshape(1, 1, -1)
+    shape = (*count.shape, most)
+    order = np.broadcast_to(order, shape)
+    key = xp.broadcast_to(key, count.shape)
+    return Lists(order, np.zeros(count.shape, np.int32), count, False, True, key)
 
 
 def key_lists(hidden: Hidden, tiling: Tiling, q_len: int, kv_len: int) -> Lists:
