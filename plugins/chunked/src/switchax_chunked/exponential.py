@@ -54,11 +54,12 @@ def exp_of_logits(x: Array) -> Array:
 def _by_polynomial(x: Array) -> Array:
     y = x * _LOG2_E
     y = jnp.where(y < _LEAST, _LEAST, y)  # and no maximum, which is slower with NaN
-    shifted = y + _ROUND
-    fraction = y - (shifted - _ROUND)
-    bits = lax.bitcast_convert_type(shifted, jnp.int32) << np.int32(23)
+    bits = lax.bitcast_convert_type(y + _ROUND, jnp.int32)
+    # Taken off as integers: (y + c) - c is y to the XLA of JAX 0.10.
+    fraction = y - (bits - _ROUND.view(np.int32)).astype(jnp.float32)
     result = jnp.full_like(x, _COEFFICIENTS[-1])
     for coefficient in _COEFFICIENTS[-2::-1]:
         result = result * fraction + np.float32(coefficient)
     # A product and no sum of bits, so that NaN stays NaN.
-    return result * lax.bitcast_convert_type(bits, jnp.float32)
+    power = lax.bitcast_convert_type(bits << np.int32(23), jnp.float32)
+    return result * power
