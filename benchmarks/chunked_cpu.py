@@ -111,7 +111,9 @@ def compare(torch: Torch | None, backward: bool) -> None:
             shape = [1, HEADS, length, size]
             given = {"causal": causal, "backward": backward, "dtype": "float32"}
             torch.ask(prepare={"q": shape, "kv": shape, **given})
-        taken: dict[str, list[float]] = {name: [] for name in (*calls, "torch", "x")}
+        taken: dict[str, list[float]] = {
+            name: [] for name in ("chunked", "jax.nn", "torch", "x")
+        }
         for _ in range(TURNS):
             if torch is not None:
                 taken["torch"].append(torch.ask(run=times)["seconds"])
