@@ -1,4 +1,4 @@
-"""exp for logits: of what is at most a little above 0, twice as fast on a CPU.
+"""exp for logits: of what is at most a little above 0, faster on a CPU.
 
 XLA's own exp on a CPU is right for every float; it costs as much as one of the products
 of attention. After the maximum has been taken off, nothing is large, and what is below
