@@ -22,6 +22,7 @@ Q, KEYS, VALUES = (
     drawn(B, S, K, D, seed=1),
     drawn(B, S, K, 6, seed=2),
 )
+COTANGENT = drawn(B, T, H, 6, seed=9)
 CALLS = {
     "plain": {},
     "causal": {"causal": True, "q_offset": S - T},
@@ -104,6 +105,33 @@ def test_it_knows_the_other_layout_and_vmap():
         np.testing.assert_allclose(swapped(x), y, rtol=1e-5, atol=1e-5)
     many = jax.vmap(one)(*(jnp.stack([x, 2 * x]) for x in (Q, KEYS, VALUES)))
     np.testing.assert_allclose(many[1][0], expected[1], rtol=1e-5, atol=1e-5)
+
+
+def test_an_output_that_is_rounded_is_computed_anew():
+    rest = {"softmax_scale": 0.3, "softmax_aux": drawn(H, seed=5), "causal": True}
+    rest["q_offset"] = S - T
+
+    def rounded(*operands, **given):
+        output, lse = vanilla(*operands, **given)
+        return jnp.swapaxes(output, 1, 2).astype(jnp.bfloat16), lse
+
+    def by_head(query, key, value, **given):
+        turned = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+        return rounded(*turned, **given)
+
+    def loss(function, *operands):
+        return (function(*operands, **rest)[0].astype(jnp.float32) * COTANGENT).sum()
+
+    def turned_loss(*operands):
+        turned = (jnp.swapaxes(x, 1, 2) for x in operands)
+        attend = borrow_backward(by_head, layout="bhtd")
+        output, _ = attend(*turned, **rest)
+        return (jnp.swapaxes(output, 1, 2).astype(jnp.float32) * COTANGENT).sum()
+
+    found = jax.grad(turned_loss, argnums=(0, 1, 2))(Q, KEYS, VALUES)
+    wanted = jax.grad(lambda *x: loss(vanilla, *x), argnums=(0, 1, 2))(Q, KEYS, VALUES)
+    for x, y in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(x, y, rtol=3e-5, atol=3e-5)
 
 
 def test_a_row_that_sees_nothing_may_be_nan():
