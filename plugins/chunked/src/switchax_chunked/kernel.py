@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from .decode import attend_cache, suits
 from .exponential import exp_of_logits
 from .logits import (
     Operands,
@@ -54,6 +55,18 @@ def attend_keys(
         `[batch, kv_heads, group, rows]`, both in float32, or float64 for float64; 0 and
         -inf where a row sees no key.
     """
+    if suits(operands, dropout_key):
+
+        def by_tiles(operands: Operands, hidden: Hidden) -> tuple[Array, Array]:
+            return _by_tiles(static, operands, hidden, None)
+
+        return attend_cache(static, operands, hidden, by_tiles)
+    return _by_tiles(static, operands, hidden, dropout_key)
+
+
+def _by_tiles(
+    static: Static, operands: Operands, hidden: Hidden, dropout_key: Array | None
+) -> tuple[Array, Array]:
     find_lists = row_lists
     if dropout_key is not None:  # what is dropped of a block must be found again
         static = dataclasses.replace(static, span=None)
