@@ -1,6 +1,7 @@
 """What "chunked" takes on a CPU, beside PyTorch and jax.nn in the same run.
 
     tox -e torch,bench-cpu -- [forward] [backward] [window] [decode] [memory] [compile]
+                              [profile]
 
 Every figure is a ratio of neighbours: the contenders take turns, and the median of the
 ratios of one turn is printed, since a machine's speed changes within a run. PyTorch
@@ -26,6 +27,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import switchax
+from switchax_chunked.exponential import exp_of_logits
+from switchax_chunked.tiling import cache_of_a_core, tiling_for
 
 HEADS = 8
 SIZES = [(t, d) for d in (64, 128) for t in (512, 1024, 2048, 4096, 8192)]
@@ -191,6 +194,69 @@ def decode() -> None:
     print(f"{statistics.median(others):.1f} times as fast as jax.nn")
 
 
+PARTS = ("qk", "values", "exp", "max+sum")
+
+
+def part_of_a_tile(
+    part: int, times: int, q: jax.Array, k: jax.Array, v: jax.Array
+) -> jax.Array:
+    """Compute one tile in the cache up to one of `PARTS`, again and again."""
+
+    def again(_: int, q: jax.Array) -> jax.Array:
+        x = q @ k
+        if part == 0:
+            return x[..., : q.shape[-1]] * 1e-3
+        m = x.max(axis=-1, keepdims=True) if part >= 3 else 4.0
+        if part >= 2:
+            x = exp_of_logits(x - m)
+        total = x.sum(axis=-1, keepdims=True) if part >= 3 else 1e3
+        return x @ v / total
+
+    return jax.lax.fori_loop(0, times, again, q)
+
+
+def profile(torch: Torch | None) -> None:
+    """Print how fast one tile is by its parts, the operation and PyTorch."""
+    print("\nprofile: a tile, each part with those before it; the whole call; GFLOP/s")
+    titles = "".join(f"{x:>9}" for x in (*PARTS, "chunked", "torch"))
+    print(f"     T    D  heads x rows x keys{titles}")
+    for size in (64, 128):
+        length, cache = 4096, cache_of_a_core()
+        tile = tiling_for(length, length, HEADS, 1, cache=cache)
+        flop = 4 * tile.kv_heads * tile.q * tile.kv * size
+        times = 4 * HEADS * length**2 * size // flop
+        shapes = [(tile.q, size), (size, tile.kv), (tile.kv, size)]
+        operands = [drawn(tile.kv_heads, *shape) for shape in shapes]
+        calls = {
+            name: partial(jax.jit(part_of_a_tile, static_argnums=(0, 1)), i, times)
+            for i, name in enumerate(PARTS)
+        }
+        call = attention("chunked", False, False)
+        whole = [drawn(1, length, HEADS, size, seed=i) for i in range(3)]
+        taken: dict[str, list[float]] = {
+            name: [] for name in (*PARTS, "chunked", "torch")
+        }
+        if torch is not None:
+            shape = [1, HEADS, length, size]
+            given = {"causal": False, "backward": False, "dtype": "float32"}
+            torch.ask(prepare={"q": shape, "kv": shape, **given})
+        for _ in range(TURNS):
+            for name, part in calls.items():
+                taken[name].append(seconds(partial(part, *operands), 1))
+            taken["chunked"].append(seconds(partial(call, *whole), 1))
+            if torch is not None:
+                taken["torch"].append(torch.ask(run=1)["seconds"])
+        cells = []
+        for name, values in taken.items():
+            done = times * flop * (0.5 if name == "qk" else 1)
+            cells.append(
+                f"{done / statistics.median(values) / 1e9:.0f}" if values else "-"
+            )
+        shape = f"{tile.kv_heads} x {tile.q} x {tile.kv}"
+        texts = "".join(f"{cell:>9}" for cell in cells)
+        print(f"{length:>6}{size:>5}{shape:>21}{texts}", flush=True)
+
+
 def memory() -> None:
     """Print what T = 32768 takes, by the program's own analysis and the process."""
     length, size = 32768, 64
@@ -217,7 +283,7 @@ def compiling() -> None:
 
 def main() -> None:
     """Print what is asked for, or all of it."""
-    parts = ("memory", "compile", "forward", "backward", "window", "decode")
+    parts = ("memory", "compile", "forward", "backward", "window", "decode", "profile")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[[], *parts], default=[])
     parser.add_argument("--torch-python", help="of an environment with torch")
@@ -247,6 +313,8 @@ def main() -> None:
                 window()
             case "decode":
                 decode()
+            case "profile":
+                profile(torch)
 
 
 if __name__ == "__main__":
