@@ -187,6 +187,46 @@ def test_explicit_axes_need_not_be_set_to_be_honoured(name, is_jitted):
             assert jax.typeof(found) == jax.typeof(split)
 
 
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("name", ["vanilla", "sdpa", "opaque"])
+@pytest.mark.parametrize("how", ["explicit", "spmd_axis_name", "nested"])
+def test_what_a_vmap_has_split_is_not_split_again(name, how):
+    x = drawn((2, 4, 6, 8, 4))
+    mesh = mesh_of(
+        AxisType.Explicit if how == "explicit" else AxisType.Auto, dp=2, tp=4
+    )
+
+    def gradient(x):
+        def loss(x):
+            return (switchax.attention(x, x, x, operation=name) ** 2).sum()
+
+        return jax.value_and_grad(loss)(x)
+
+    expected = jax.vmap(gradient)(x)
+    axis = None if how == "explicit" else "dp"
+    mapped = jax.vmap(gradient, spmd_axis_name=axis)
+    if how == "nested":
+        mapped = jax.vmap(jax.vmap(gradient, spmd_axis_name="tp"), spmd_axis_name="dp")
+        x = x[:, :, None]
+        expected = jax.vmap(jax.vmap(gradient))(x)
+    with jax.set_mesh(mesh):
+        if how == "explicit":
+            x = jax.device_put(x, NamedSharding(mesh, P("dp")))
+            assert_same(mapped(x), expected)
+        assert_same(jax.jit(mapped)(x), expected)
+
+
+def test_a_split_head_dim_stays_in_the_type_where_value_has_it_too():
+    x, mesh = drawn((4, 6, 8, 4)), mesh_of(AxisType.Explicit, dp=2, tp=4)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, NamedSharding(mesh, P(None, None, None, "tp")))
+        same = switchax.attention(x, x, x, operation="vanilla")
+        narrow = x[..., : x.shape[-1]].reshape(4, 6, 8, 2, 2, out_sharding=P())[..., 0]
+        other = switchax.attention(x, x, narrow, operation="vanilla")
+    assert jax.typeof(same) == jax.typeof(x)
+    assert jax.typeof(other).sharding.spec == P(None, None, None, None)
+
+
 @pytest.mark.parametrize("sizes", [AUTO, EXPLICIT], ids=["auto", "explicit"])
 @pytest.mark.parametrize(
     ("name", "kv_heads"), [("opaque", 8), ("opaque", 4), ("vanilla", 4), ("sdpa", 4)]

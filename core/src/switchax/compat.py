@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 __all__ = [
     "Primitive",
+    "axes_of_vmap",
     "entered_mesh",
     "is_tracing",
     "jax_settings",
@@ -48,6 +49,17 @@ def is_tracing() -> bool:
     does not tell.
     """
     return not _core.trace_state_clean()
+
+
+def axes_of_vmap() -> frozenset[str]:
+    """Returns the mesh axes over which a vmap around has split what it maps.
+
+    By `spmd_axis_name`, or because the mapped axis is split over an explicit one: of
+    an array within, no dimension can be split over them too.
+    """
+    env = _core.get_axis_env()  # type: ignore[no-untyped-call]
+    names = {*env.explicit_mesh_axis_names, *env.spmd_axis_names}
+    return frozenset(name for name in names if isinstance(name, str))
 
 
 def jax_settings() -> Hashable:

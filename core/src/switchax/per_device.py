@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from .compat import axes_of_vmap
 from .kind import Arrays
 from .sharding import AnyMesh, as_spec, flat_names, is_mesh_set, with_auto_axes
 
@@ -57,7 +58,9 @@ def on_each_device(
     inputs = {name: inputs[name] for name in arrays}
     outputs = dict(outputs)
     used = set(_names([*inputs.values(), *outputs.values()]))
-    idle = {name for name, size in mesh.shape.items() if size > 1} - used
+    # What a vmap around has split already is no axis of what is mapped.
+    axes = {n: size for n, size in mesh.shape.items() if n not in axes_of_vmap()}
+    idle = {name for name, size in axes.items() if size > 1} - used
     plain = sharded(function, (inputs,), outputs)
     if forward_mode or not idle:
         return dict(plain(arrays))
@@ -65,7 +68,7 @@ def on_each_device(
     floating = {n for n, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     linear = {name: inputs[name] for name in floating}
     rest = {name: inputs[name] for name in arrays if name not in floating}
-    pieces = as_spec([tuple(mesh.axis_names)])  # one for each device
+    pieces = as_spec([tuple(axes)])  # one for each device
 
     def forward(arrays: Arrays, others: Arrays) -> Any:
         found, pull = jax.vjp(lambda some: function({**others, **some}), arrays)

@@ -30,6 +30,7 @@ from .sharding import (
     is_mesh_set,
     report_unused_mesh,
     with_auto_axes,
+    without_mapped_axes,
 )
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ def placement_of(
         metadata.partition_axis,
         {n for _, spec in passed for n in flat_names(list(spec))},
     )
-    specs = tuple(kind.specs(request, metadata).items())
+    wishes = kind.specs(request, metadata)
+    specs = tuple((name, without_mapped_axes(wish)) for name, wish in wishes.items())
     return Placement(mesh, specs, passed, typed=typed)
 
 
@@ -206,7 +208,12 @@ def over_whole_mesh(mesh: AnyMesh, specs: Mapping[str, Iterable[Any]]) -> Specs:
     An axis that a spec does not name is summed over by the derivative of shard_map,
     as a collective, even if its size is 1.
     """
-    ones = tuple(name for name, size in _open_axes(mesh).items() if size == 1)
+    mapped = compat.axes_of_vmap()
+    ones = tuple(
+        name
+        for name, size in _open_axes(mesh).items()
+        if size == 1 and name not in mapped
+    )
 
     def named(entries: Iterable[Any]) -> PartitionSpec:
         dims = [tuple(flat_names(entry)) for entry in entries]

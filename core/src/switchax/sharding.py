@@ -40,6 +40,7 @@ __all__ = [
     "report_unused_mesh",
     "shape_of",
     "with_auto_axes",
+    "without_mapped_axes",
 ]
 
 AnyMesh: TypeAlias = Mesh | AbstractMesh
@@ -334,9 +335,10 @@ def constrain(
 
     Inside jit this constrains the partitioner, or reshards where axes are explicit;
     outside it moves the array. Inside shard_map only the axes that are not manual
-    matter. Without a mesh, x comes back as it is; so it does where correction leaves
-    nothing of a spec that asked for something, and, outside of jit, on an abstract
-    mesh, which has no devices.
+    matter, and inside vmap those over which what is mapped is not split already.
+    Without a mesh, x comes back as it is; so it does where that leaves nothing of a
+    spec that asked for something, and, outside of jit, on an abstract mesh, which has
+    no devices.
 
     Args:
         x: An array of any shape.
@@ -369,6 +371,7 @@ def constrain(
         context if is_in_force else mesh,
         partition_axis=partition_axis,
     )
+    corrected = without_mapped_axes(corrected)
     asks = any(True for entry in spec or () for _ in flat_names(entry))
     if asks and corrected == _WHOLE:
         return x
@@ -378,6 +381,18 @@ def constrain(
         return _constrain_in_context(x, corrected, context)
     sharding = NamedSharding(with_auto_axes(mesh), corrected)
     return _constrained(x, sharding)
+
+
+def without_mapped_axes(spec: Iterable[Any]) -> PartitionSpec:
+    """Returns the spec without the axes that split what a vmap around maps."""
+    mapped = compat.axes_of_vmap()
+
+    def left(entry: Any) -> Any:
+        names = list(flat_names(entry))
+        kept = tuple(name for name in names if name not in mapped)
+        return entry if len(kept) == len(names) else kept or None
+
+    return as_spec(map(left, entries_of(spec)))
 
 
 def _place(x: Any, spec: PartitionSpec, mesh: AnyMesh) -> Any:

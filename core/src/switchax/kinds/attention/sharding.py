@@ -93,9 +93,10 @@ def outputs_like_query(
     """
     spec = dict(placement.passed)["query"]
     by_letter = dict(zip(request.layout, (*spec, *[None] * 4), strict=False))
+    if request.v_head_dim != request.head_dim:
+        by_letter["d"] = None
     return {
-        name: as_spec(entries)
-        for name, entries in _outputs(request, {**by_letter, "d": None}).items()
+        name: as_spec(entries) for name, entries in _outputs(request, by_letter).items()
     }
 
 
@@ -177,8 +178,8 @@ def _refuse_other_dimensions(
     """Refuses axes that would split a length or head_dim: each device needs it all."""
     refusals = []
     hints = {
-        "t": "use an operation that shards sequences, such as ring, or a mesh or "
-        "PartitionAxis without a sequence axis",
+        "t": "use an operation that shards sequences, or a mesh or PartitionAxis "
+        "without a sequence axis",
         "d": "keep head_dim whole: leave its axis out of PartitionAxis",
     }
     fields = {
