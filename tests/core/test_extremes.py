@@ -41,6 +41,40 @@ def test_logits_whose_floats_lie_far_apart_still_choose_the_largest(operation, o
     np.testing.assert_allclose(out.lse, want.lse, rtol=1e-6)
 
 
+def draws_of(*shape, scale):
+    return [
+        jax.random.normal(jax.random.key(seed), shape) * size
+        for seed, size in enumerate(scale)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operation", "head_dim", "options"),
+    [
+        ("vanilla", 1, {}),
+        ("vanilla", 1, {"causal": True}),
+        ("vanilla", 8, {"logits_soft_cap": 1e15}),
+        ("sdpa", 1, {}),
+        ("sdpa", 1, {"causal": True}),
+    ],
+)
+def test_a_product_fused_into_the_maximum_s_subtraction_changes_nothing(
+    operation, head_dim, options
+):
+    q, k, v = draws_of(1, 3, 2, head_dim, scale=(2e5, 2e5, 1))
+
+    def attend(q, k, v):
+        return switchax.attention(q, k, v, operation=operation, **options)
+
+    want = attention_oracle(q, k, v, **options)
+    np.testing.assert_allclose(attend(q, k, v), want.output, rtol=1e-6)
+    # Each row has one key: gradients of logits are 0, and never of the size of logits.
+    gradients = jax.grad(lambda *x: attend(*x).sum(), (0, 1, 2))(q, k, v)
+    for gradient in gradients[:2]:
+        np.testing.assert_allclose(gradient, jnp.zeros_like(gradient), atol=1)
+    assert jnp.isfinite(gradients[2]).all()
+
+
 @pytest.mark.parametrize("operation", ["vanilla", "sdpa"])
 def test_a_wide_bias_of_numpy_empties_no_row(operation):
     bias = np.zeros((4, 4))

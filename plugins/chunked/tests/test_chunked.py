@@ -9,6 +9,7 @@ import pytest
 
 import switchax
 from switchax import OperationMetadata, UnsupportedError
+from switchax.kinds.attention.oracle import attention_oracle
 from switchax_chunked.attend import attend
 from switchax_chunked.tiling import ChunkedConfig, Tiling, tiling_for
 from switchax_chunked.visible import Hidden, bounds, key_lists, row_lists
@@ -229,3 +230,21 @@ def test_weights_are_refused_and_auto_does_not_take_it():
     with pytest.raises(UnsupportedError, match="weights unused"):
         switchax.attention(**OPERANDS, return_weights=True, operation="chunked")
     assert "chunked" not in str(switchax.explain(**OPERANDS).chosen)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "options"),
+    [(1, {}), (1, {"causal": True}), (8, {"logits_soft_cap": 1e15})],
+)
+def test_logits_of_1e9_choose_the_largest_key(head_dim, options):
+    q, k, v = (drawn(1, 3, 2, head_dim, seed=i) for i in range(3))
+    q, k = q * 2e5, k * 2e5
+
+    def run(q, k, v):
+        return attend(q, k, v, softmax_scale=0.3, **options)
+
+    outputs, pull = jax.vjp(jax.jit(run), q, k, v)
+    want = attention_oracle(q, k, v, softmax_scale=0.3, **options)
+    np.testing.assert_allclose(outputs[0], want.output, rtol=1e-6)
+    np.testing.assert_allclose(outputs[1], want.lse, rtol=1e-6)
+    assert all(jnp.isfinite(x).all() for x in pull(outputs))

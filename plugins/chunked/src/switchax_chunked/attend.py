@@ -75,6 +75,9 @@ def attend(
         output = jnp.zeros((batch, q_len, heads, v_head_dim), dtype)
         lse = jnp.full((batch, heads, q_len), -jnp.inf, dtype)
     else:
+        if q.shape[3] == 1:
+            # A product of numbers, and not of matrices, could be fused: see `below`.
+            q, k = padded(q, 3, 2), padded(k, 3, 2)
         static, operands, hidden = prepared(
             q,
             k,

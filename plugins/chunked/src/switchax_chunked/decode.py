@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array, lax
 
 from .exponential import exp_of_logits
-from .logits import Operands, Static, logits_of, precise, scale_of
+from .logits import Operands, Static, below, logits_of, precise, scale_of
 from .tiling import ZERO, Place, Tiling
 from .visible import Hidden, row_lists
 
@@ -144,7 +144,7 @@ def _by_products(
     m = x.max(axis=-1, keepdims=True)
     is_empty = m == -jnp.inf
     base = jnp.where(is_empty, 0, m)
-    p = exp_of_logits((x - base) * scale.late)
+    p = exp_of_logits(below(x, base) * scale.late)
     l = jnp.where(is_empty, 1, p.sum(axis=-1, keepdims=True))
     # What multiplies the values is rounded, and its sum with it: weights add up to 1.
     p = p.astype(v.dtype)

@@ -32,6 +32,7 @@ from .logits import (
     Operands,
     Static,
     at_key,
+    below,
     clean,
     dropped,
     logits_of,
@@ -114,7 +115,7 @@ def _by_tiles(
             logits = logits_of(static, scale, x, bias, sees, here, key)
             m_new = jnp.maximum(m, logits.x.max(axis=-1, keepdims=True))
             base = jnp.where(m_new == -jnp.inf, 0, m_new)  # -inf - -inf would be NaN
-            p = exp_of_logits((logits.x - base) * scale.late)
+            p = exp_of_logits(below(logits.x, base) * scale.late)
             decay = exp_of_logits((m - base) * scale.late)
             l = decay * l + p.sum(axis=-1, keepdims=True)
             p = dropped(static, dropout_key, at, j, p)
@@ -230,7 +231,7 @@ def gradients(
                 keys = keys.astype(q_rows.dtype)
                 x = jnp.matmul(q_rows, keys, preferred_element_type=dtype)
                 logits = logits_of(static, scale, x, bias, sees, at, key)
-                p = exp_of_logits(logits.x * scale.late - rows_of(lse))
+                p = exp_of_logits(below(logits.x * scale.late, rows_of(lse)))
                 values = tiling.of_head(at.take(v_turned, "bhdk", tiling))
                 values = clean(values.astype(dtype), logits.key_seen, -1)
                 d_p = jnp.matmul(rows_of(d_output), values)

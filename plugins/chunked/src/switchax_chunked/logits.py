@@ -19,6 +19,7 @@ __all__ = [
     "Scale",
     "Static",
     "at_key",
+    "below",
     "clean",
     "dropped",
     "logits_of",
@@ -128,6 +129,15 @@ class Logits(NamedTuple):
     slope: Array | None
     visible: Array | None
     key_seen: Array | None
+
+
+def below(x: Array, top: Array) -> Array:
+    """Returns `x - top`, 0 where x is top or more, and NaN for NaN.
+
+    XLA may fuse a product into the subtraction. It is not rounded there, as it was for
+    the maximum: from 1e9 on, the two differ by hundreds.
+    """
+    return jnp.where(x >= top, 0, x - top)
 
 
 def clean(keys: Array, key_seen: Array | None, axis: int) -> Array:

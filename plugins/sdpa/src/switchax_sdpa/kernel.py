@@ -97,6 +97,10 @@ def attend(
         # their maximum, which was rounded: from 1e9 on, the two differ by hundreds. A
         # power of two is exact.
         q, softmax_scale = q * (2 * mantissa), math.ldexp(1.0, exponent - 1)
+    v_head_dim = v.shape[3]
+    if implementation == "xla" and q.shape[3] == 1:
+        # Nor may XLA fuse a product of numbers: with 0 beside, it is one of matrices.
+        q, k, v = (jnp.pad(x, ((0, 0),) * 3 + ((0, 1),)) for x in (q, k, v))
     with jax.numpy_dtype_promotion("standard"):  # JAX's function relies on it
         result = jax.nn.dot_product_attention(
             q,
@@ -111,6 +115,7 @@ def attend(
             return_residual=return_lse,
         )
     output, lse = result if return_lse else (result, None)
+    output = output[..., :v_head_dim]
     if lse is not None:
         lse = jnp.swapaxes(lse, 1, 2).astype(jnp.float32)
         if bias is not None:

@@ -113,6 +113,9 @@ def _scores(q: Array, k: Array, precise: jnp.dtype) -> Array:
     if q.dtype == jnp.float16:
         # XLA on CPU has no float16 product with a float32 result; casting is exact.
         q, k = q.astype(precise), k.astype(precise)
+    if head_dim == 1:  # a product of numbers could be fused, as above
+        head_dim = 2
+        q, k = (jnp.pad(x, ((0, 0),) * 3 + ((0, 1),)) for x in (q, k))
     q = q.reshape(batch, q_len, kv_heads, heads // max(kv_heads, 1), head_dim)
     scores = jnp.einsum("btgrd,bsgd->bgrts", q, k, preferred_element_type=precise)
     return scores.reshape(batch, heads, q_len, kv_len)
@@ -128,7 +131,10 @@ def _softmax(logits: Array, softmax_aux: Array | None) -> tuple[Array, Array]:
         sinks = softmax_aux.astype(logits.dtype).reshape(1, heads, 1, num_sinks)
         m = jnp.maximum(m, jnp.max(sinks, axis=-1, keepdims=True, initial=-jnp.inf))
     m = jax.lax.stop_gradient(jnp.where(m == -jnp.inf, 0, m))
-    unnormalised = jnp.exp(logits - m)
+    below = logits - m
+    # A product fused into the subtraction is not rounded, as it was for the maximum.
+    below = below - jax.lax.stop_gradient(jnp.where(logits >= m, below, 0))
+    unnormalised = jnp.exp(below)
     l = jnp.sum(unnormalised, axis=-1, keepdims=True)
     if sinks is not None:
         l = l + jnp.sum(jnp.exp(sinks - m), axis=-1, keepdims=True)
