@@ -23,6 +23,7 @@ from switchax import (
     registrations,
 )
 from switchax.discovery import FoundPlugin
+from switchax.errors import described, first_line
 
 from .standins import defined_elsewhere, registration, stand_in
 
@@ -539,3 +540,38 @@ def test_an_instance_may_need_arguments_that_a_call_by_name_lacks():
     assert NeedsOne(3)(X, X, X).attention_outputs.shape == X.shape
     with pytest.raises(RegistrationError, match="__init__"):
         OperationRegistry.register(NeedsOne)
+
+
+def test_who_registers_anew_while_a_call_is_dispatched_does_not_disturb_it(register):
+    new = stand_in("swapped")
+
+    def swap():
+        if new not in {entry.operation for entry in registrations.entries()}:
+            OperationRegistry.unregister(old)
+            register(new)
+        return ""
+
+    old = stand_in("swapped")
+    old.unavailable = staticmethod(swap)
+    OperationRegistry.register(old)
+    assert switchax.attention(X, X, X, operation="swapped").shape == X.shape
+
+
+def test_a_foreign_error_moves_no_cursor():
+    assert described(ValueError("\x1b]0;title\x07 red")) == (
+        r"ValueError: \x1b]0;title\x07 red"
+    )
+    assert first_line(ValueError("one\x1b[2J\ntwo")) == r"one\x1b[2J"
+
+
+def test_who_unregisters_while_names_are_listed_does_not_disturb_it(register):
+    leaving = [register(stand_in(f"leaving_{n}")) for n in range(20)]
+
+    def leave():
+        for cls in leaving:
+            OperationRegistry.unregister(cls)
+        return ""
+
+    stays = register(stand_in("stays"))
+    stays.unavailable = staticmethod(leave)
+    assert "stays" in OperationRegistry.list_implementations()

@@ -216,9 +216,12 @@ def _choose(
     placement: Placement | None,
     key: Hashable,
 ) -> Decision:
-    candidates = assess(kind, request, target, force_native, backend, placement)
+    entries = registrations.entries()  # once: another thread may register meanwhile
+    candidates = assess(
+        kind, request, target, force_native, backend, placement, entries
+    )
     if names:
-        decision = _choose_named(kind, request, target, names, candidates)
+        decision = _choose_named(kind, request, target, names, candidates, entries)
     else:
         decision = _choose_auto(request, target, candidates)
     return dataclasses.replace(decision, placement=placement)
@@ -231,6 +234,7 @@ def assess(
     force_native: bool = False,
     backend: str | None = None,
     placement: Placement | None = None,
+    entries: Sequence[Entry] | None = None,
 ) -> tuple[Candidate, ...]:
     """Holds every operation of a kind against a request.
 
@@ -241,12 +245,13 @@ def assess(
         force_native: Only `forward_native` counts.
         backend: Platform whose forward method runs, the target's by default.
         placement: The mesh, and where arrays are wished to lie; None on one device.
+        entries: What is registered; None is what is now.
     """
     asked = None if force_native else backend
     method = "native" if force_native else backend or target.platform
     return tuple(
         _candidate(entry, request, target, method, asked, placement)
-        for entry in registrations.entries()
+        for entry in (registrations.entries() if entries is None else entries)
         if entry.operation.kind is kind
     )
 
@@ -273,14 +278,15 @@ def _choose_named(
     target: Target,
     names: Names,
     candidates: tuple[Candidate, ...],
+    entries: Sequence[Entry],
 ) -> Decision:
     by_class = {candidate.entry.operation: candidate for candidate in candidates}
     tried = []
     for name in names[1:]:  # a name that nobody has is no fallback
         with contextlib.suppress(ContestedNameError, UnsupportedError):
-            find_entry(name, target, kind.name)
+            find_entry(name, target, kind.name, entries)
     for name in names:
-        candidate = by_class[find_entry(name, target, kind.name).operation]
+        candidate = by_class[find_entry(name, target, kind.name, entries).operation]
         if not candidate.refusals:
             how = "named" if len(names) == 1 else "listed"
             return Decision(request, target, candidate, candidates, how)

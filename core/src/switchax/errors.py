@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 
 __all__ = [
@@ -114,6 +115,9 @@ class SettingsError(ValueError):
     """An unknown setting or a value it does not take."""
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
 def described(error: BaseException) -> str:
     """Returns `Type: text` in one line, even of an error that cannot say its text."""
     try:
@@ -122,12 +126,17 @@ def described(error: BaseException) -> str:
         raise
     except BaseException as second:
         text = f"(its text raised {type(second).__name__})"
-    return " ".join(f"{type(error).__name__}: {text}".split())
+    return _shown(" ".join(f"{type(error).__name__}: {text}".split()))
 
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's text, or its type where it has none."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return _shown(next(iter(str(error).splitlines()), "") or type(error).__name__)
+
+
+def _shown(text: str) -> str:
+    """Returns foreign text whose control characters a terminal does not obey."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def near_miss(name: str, known: Iterable[str], prefix: str = "") -> str:

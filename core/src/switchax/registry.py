@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from . import registrations
@@ -136,9 +137,10 @@ class OperationRegistry:
         wanted = None if kind is None else find_kind("list_implementations", kind)
         target = current_target()
         usable = []
-        for name in {name for entry in registrations.entries() for name in entry.names}:
+        entries = registrations.entries()  # once: others may come and go meanwhile
+        for name in {name for entry in entries for name in entry.names}:
             try:
-                entry = find_entry(name, target)
+                entry = find_entry(name, target, entries=entries)
             except (ContestedNameError, UnsupportedError):
                 continue
             if availability(entry.operation, target):
@@ -180,13 +182,19 @@ def find_kind(where: str, kind: Any) -> OperationKind:
     return known[kind]
 
 
-def find_entry(name: str, target: Target, kind: str | None = None) -> Entry:
+def find_entry(
+    name: str,
+    target: Target,
+    kind: str | None = None,
+    entries: Sequence[Entry] | None = None,
+) -> Entry:
     """Returns the one operation that a name means on a target.
 
     Args:
         name: Canonical or shared name, or `plugin:operation`.
         target: The device, which decides who answers to a shared name.
         kind: The kind that is called; an operation of another is an error.
+        entries: What is registered; None is what is now.
 
     Raises:
         TypeError: If the name is no str.
@@ -200,7 +208,8 @@ def find_entry(name: str, target: Target, kind: str | None = None) -> Entry:
             "pass a str such as 'auto' or 'sdpa'"
         )
     records = ensure_loaded()
-    entry = _find(name.strip(), target, records)
+    entries = registrations.entries() if entries is None else entries
+    entry = _find(name.strip(), target, records, entries)
     if kind is not None and entry.operation.kind.name != kind:
         raise UnknownOperationError(
             f"operation: expected an operation of kind {kind!r}, got {name!r} of kind "
@@ -266,8 +275,12 @@ def claimants(name: str) -> list[Entry]:
     return found
 
 
-def _find(name: str, target: Target, records: dict[str, PluginRecord]) -> Entry:
-    entries = registrations.entries()
+def _find(
+    name: str,
+    target: Target,
+    records: dict[str, PluginRecord],
+    entries: Sequence[Entry],
+) -> Entry:
     if ":" in name:
         claimants = _qualified(name, entries)
         if len(claimants) == 1:
@@ -298,7 +311,7 @@ def _find(name: str, target: Target, records: dict[str, PluginRecord]) -> Entry:
     return fitting[0]
 
 
-def _qualified(name: str, entries: list[Entry]) -> list[Entry]:
+def _qualified(name: str, entries: Sequence[Entry]) -> list[Entry]:
     plugin, _, operation = name.partition(":")
     wanted = normalised(plugin)
     matches = [
@@ -311,7 +324,7 @@ def _qualified(name: str, entries: list[Entry]) -> list[Entry]:
     return canonical or matches
 
 
-def _spellings(entries: list[Entry]) -> str:
+def _spellings(entries: Sequence[Entry]) -> str:
     """Qualified names that tell the entries apart."""
     spellings = []
     for entry in entries:
@@ -331,7 +344,9 @@ def _contested(name: str, claimants: list[Entry], where: str) -> str:
     )
 
 
-def _unknown(name: str, entries: list[Entry], records: dict[str, PluginRecord]) -> str:
+def _unknown(
+    name: str, entries: Sequence[Entry], records: dict[str, PluginRecord]
+) -> str:
     known = sorted({known for entry in entries for known in entry.names})
     if ":" in name:
         known = sorted({entry.qualified for entry in entries})
