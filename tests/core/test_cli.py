@@ -1,5 +1,6 @@
 """The command line: in process where that is enough, as a process where it is not."""
 
+import ctypes
 import importlib.metadata
 import json
 import os
@@ -25,6 +26,7 @@ from switchax import (
     registrations,
 )
 from switchax.cli import diagnosis, make_group, targets
+from switchax.cli.output import stdout_kept
 from switchax.discovery import FoundPlugin
 from switchax.loading import PluginRecord
 
@@ -201,6 +203,7 @@ def test_list_says_which_library_is_missing(run, register):
 def test_list_outlives_an_operation_that_raises_or_prints_when_asked(run, register):
     def speak():
         sys.stdout.write("noise")
+        os.write(1, b"noise of a native library")
         raise RuntimeError("no luck")
 
     register("noisy", "shared_noise", unavailable=speak)
@@ -209,6 +212,15 @@ def test_list_outlives_an_operation_that_raises_or_prints_when_asked(run, regist
     assert (row["status"], row["usable"]) == ("unavailable", False)
     assert "RuntimeError: no luck" in row["note"]
     assert "noise" in result.stderr
+
+
+def test_what_native_code_prints_is_kept_out_of_json(capfd):
+    with stdout_kept():
+        os.write(1, b"unbuffered")
+        ctypes.CDLL(None).printf(b"buffered")
+    os.write(1, b"{}")
+    found = capfd.readouterr()
+    assert (found.out, found.err) == ("{}", "unbufferedbuffered")
 
 
 def test_list_shows_plugins_that_failed_below(run, monkeypatch):

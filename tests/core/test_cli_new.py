@@ -81,6 +81,7 @@ def test_writes_a_distribution_and_what_to_do_next(new, tmp_path):
     assert written(folder) == FILES
     assert result.stdout.splitlines() == [
         "wrote 11 files to switchax-my-flash; next:",
+        "  pip install ./core ./plugins/chunked  (in a clone of switchax)",
         "  pip install -e './switchax-my-flash[test]'",
         "  switchax list",
         "  pytest ./switchax-my-flash  (some minutes)",

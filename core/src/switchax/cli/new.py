@@ -60,6 +60,7 @@ def new(name: str, into: Path | None) -> None:
     is_plain = len(folder.parts) > 1 and not str(folder).startswith("-")
     path = str(folder) if is_plain else f"./{folder}"
     show_line(f"wrote {number} files to {folder}; next:")
+    show_line("  pip install ./core ./plugins/chunked  (in a clone of switchax)")
     show_line(f"  pip install -e {shlex.quote(f'{path}[test]')}")
     show_line("  switchax list")
     show_line(f"  pytest {shlex.quote(path)}  (some minutes)")

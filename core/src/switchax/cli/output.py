@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,9 +36,25 @@ def _console() -> Any:
 
 @contextlib.contextmanager
 def stdout_kept() -> Iterator[None]:
-    """Sends what plugins print, when loaded or asked, to stderr."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+    """Sends what plugins print, when loaded or asked, to stderr.
+
+    Native libraries write to the descriptor, and may buffer what they write.
+    """
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    except OSError:  # one is closed: there is nothing to keep, or to send it to
+        kept = None
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept is not None:
+            with contextlib.suppress(OSError, AttributeError, TypeError):
+                ctypes.CDLL(None).fflush(None)
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def is_terminal() -> bool:

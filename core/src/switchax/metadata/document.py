@@ -125,6 +125,10 @@ def from_data(where: str, data: Any, cls: type[OperationMetadata]) -> dict[str, 
 
     known = [name for name in CONFIG_NAMES if name != "mesh"]
     check_members(where, data, dict.fromkeys(known))
+    both = ("partition_axis", "partition_manager")
+    if all(data.get(name) is not None for name in both):
+        rule = "a partition_axis or a partition_manager, which brings one"
+        raise fail_value(where, rule, "both", _TODO)
     arguments = {}
     for name, value in data.items():
         if name in _PLAIN:
