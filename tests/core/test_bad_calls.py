@@ -144,6 +144,7 @@ TYPE = {
     ),
     "of_jax": ({"scale": 1.0}, r"'scale' \(here it is 'softmax_scale'\)"),
     "of_torch": ({"is_causal": True}, r"'is_causal' \(here it is 'causal'\)"),
+    "of_flash": ({"alibi_slopes": 1}, r"'alibi_slopes' \(here it is 'bias'\)"),
     "unknown": ({"zzz": None}, "unknown keyword 'zzz'; known are query,"),
     "layout": ({"layout": 3}, "layout=3"),
     "mode": ({"mode": None}, "mode=None"),
@@ -519,3 +520,11 @@ def test_auto_and_names_may_have_spaces_around():
     x = jnp.ones((1, 2, 1, 4))
     for operation in (" auto ", " vanilla ", [" vanilla "]):
         assert switchax.attention(x, x, x, operation=operation).shape == x.shape
+
+
+def test_what_others_call_the_operation_is_answered_by_the_call_that_takes_one():
+    says = r"'implementation' \(here it is 'operation'\).* operation, metadata$"
+    with pytest.raises(TypeError, match=says):
+        switchax.attention(**good(), implementation="cudnn")
+    with pytest.raises(TypeError, match=r"'implementation'; known are"):
+        switchax.OperationRegistry.create("picky")(**good(), implementation="cudnn")

@@ -16,7 +16,9 @@ X = jnp.ones((2, 3, 2, 4))
 def operation_returning(make):
     class Answers(BaseOperation):
         kind = ATTENTION
-        capabilities = Capabilities(features={"lse"})
+        capabilities = Capabilities(
+            features={"lse"}, dtypes={"float16", "bfloat16", "float32"}
+        )
 
         @classmethod
         def get_impl_name(cls):
@@ -59,6 +61,32 @@ def test_an_lse_that_is_no_array_is_refused_unasked():
             switchax.attention(X, X, X, operation="answers")
 
 
+TOO_NARROW = [("float32", "bfloat16"), ("bfloat16", "float16"), ("float16", "bfloat16")]
+
+
+@pytest.mark.parametrize(("asked", "returned"), TOO_NARROW)
+def test_an_output_that_was_rounded_is_not_taken_for_one_that_was_not(asked, returned):
+    x = X.astype(asked)
+    with registration() as register:
+        register(operation_returning(lambda q: q.astype(returned)))
+        with pytest.raises(RegistrationError, match=f"holds {asked}.*{returned}"):
+            switchax.attention(x, x, x, operation="answers")
+
+
+def test_an_output_in_float32_is_rounded_to_query_s_dtype():
+    x = X.astype("bfloat16")
+    with registration() as register:
+        register(operation_returning(lambda q: q.astype("float32")))
+        assert switchax.attention(x, x, x, operation="answers").dtype == x.dtype
+
+
+def test_what_is_returned_unasked_is_looked_at():
+    with registration() as register:
+        register(operation_returning(lambda q: (q, q)))
+        with pytest.raises(RegistrationError, match="expected lse of shape"):
+            switchax.attention(X, X, X, operation="answers")
+
+
 def test_shardable_is_of_opaque_operations():
     with pytest.raises(RegistrationError, match="of an opaque operation only"):
         Capabilities(shardable={"batch"})
@@ -86,7 +114,7 @@ def test_what_core_needs_is_not_laid_on_the_user():
 
 def test_a_right_result_passes():
     with registration() as register:
-        register(operation_returning(lambda q: (q.astype("bfloat16"), LSE)))
+        register(operation_returning(lambda q: (q, LSE)))
         out = switchax.attention(X, X, X, operation="answers", return_lse=True)
     assert out.attention_outputs.dtype == X.dtype
 

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from .axes import MODE_TRAIN
 from .kinds.attention import ATTENTION, AttentionOutput
+from .kinds.attention.arguments import check_names
 from .metadata import OperationMetadata
 from .running import run_named
 
@@ -77,7 +78,8 @@ def attention(
         layout: "bthd" as above, "bhtd" with axes 1 and 2 swapped, or "thd": packed
             tokens without a batch axis, told apart by segment ids `[tokens]`.
         mode: One of the runtime modes: `switchax.MODE_TRAIN`, the default,
-            `MODE_PREFILL`, `MODE_DECODE` or `MODE_INSERT`.
+            `MODE_PREFILL`, `MODE_DECODE` or `MODE_INSERT`. It chooses how arrays are
+            wished to lie on a mesh, and changes no value.
         return_lse: Whether the log-sum-exp is returned too.
         return_weights: Whether the probabilities are returned too.
         operation: "auto", a name, `plugin:operation`, or names tried in order. A
@@ -88,7 +90,8 @@ def attention(
 
     Returns:
         The output, `[batch, q_len, heads, v_head_dim]` in query's layout and dtype;
-        or, if lse or weights were asked for, an `AttentionOutput`.
+        or, if lse or weights were asked for, an `AttentionOutput`: the fields
+        `attention_outputs`, `attention_weights` and `lse`, None where not asked for.
 
     Raises:
         TypeError: For an unknown keyword, a wrong type or dtype.
@@ -105,6 +108,8 @@ def attention(
         section 3.2. We add grouped heads, windows, soft cap and sinks, and define
         the output of a row that sees no key as 0.
     """
+    if unknown:
+        check_names("attention", unknown, "operation", "metadata")
     arguments = {
         "query": query,
         "key": key,
@@ -127,7 +132,6 @@ def attention(
         "mode": mode,
         "return_lse": return_lse,
         "return_weights": return_weights,
-        **unknown,
     }
     outputs = run_named(ATTENTION, "attention", operation, arguments, metadata)
     if return_lse or return_weights:

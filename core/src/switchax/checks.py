@@ -60,7 +60,8 @@ def check_keywords(
     for name in given:
         if name not in known:
             ours = elsewhere.get(name)
-            meant = f" (here it is {ours!r})" if ours else near_miss(name, known)
+            is_here = ours in known
+            meant = f" (here it is {ours!r})" if is_here else near_miss(name, known)
             raise fail_type(
                 where,
                 "keywords of the contract",

@@ -208,7 +208,7 @@ def _check_signature(cls: type[BaseOperation], method: str) -> None:
     names = forward_parameters(cls, method)
     for name in (*kind.arguments, *kind.required):
         if name not in names:
-            todo = "there is no value of it that means 'not used'"
+            todo = f"add or rename it: every call hands over {name!r} by this name"
             raise _fail(cls, f"{method} to take {name!r}", f"{names}", todo)
     if len(cls.capabilities.layouts) > 1 and "layout" not in names:
         got = f"layouts={cls.capabilities.layouts}"

@@ -7,7 +7,7 @@ value and what to do.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -84,6 +84,15 @@ ELSEWHERE = {
     "query_seq_lengths": "q_lengths",
     "key_value_seq_lengths": "kv_lengths",
     "return_residual": "return_lse",
+    "return_softmax_lse": "return_lse",
+    "return_attn_probs": "return_weights",
+    "cu_seqlens_q": "q_segment_ids",
+    "cu_seqlens_k": "kv_segment_ids",
+    "alibi_slopes": "bias",
+    "implementation": "operation",
+    "attn_implementation": "operation",
+    "backend": "operation",
+    "impl": "operation",
 }
 INT32 = np.iinfo(np.int32)
 POSITION = INT32.max // 4  # positions beyond any length, with room for sums
@@ -101,6 +110,11 @@ class Sizes(NamedTuple):
     v_head_dim: int
 
 
+def check_names(where: str, given: Iterable[str], *others: str) -> None:
+    """Raises a TypeError for a name that the contract, and others, do not have."""
+    check_keywords(where, given, (*OPERANDS, *NEUTRAL, *others), ELSEWHERE)
+
+
 def bind(where: str, arguments: Mapping[str, Any], metadata: OperationMetadata) -> Call:
     """Checks an attention call and describes it.
 
@@ -116,7 +130,7 @@ def bind(where: str, arguments: Mapping[str, Any], metadata: OperationMetadata) 
         TypeError: For an unknown keyword, a wrong type or dtype.
         ValueError: For a wrong shape or value.
     """
-    check_keywords(where, arguments, (*OPERANDS, *NEUTRAL), ELSEWHERE)
+    check_names(where, arguments)
     given = {name: unwrapped(x) for name, x in {**NEUTRAL, **arguments}.items()}
     layout = check_choice(where, "layout", given["layout"], LAYOUTS)
     mode = check_choice(where, "mode", given["mode"], RUNTIME_MODES)

@@ -96,9 +96,9 @@ def _check_result(
 
     Args:
         request: The request as the method saw it.
-        output: What it returned as output, of any floating dtype.
-        weights: Its probabilities, looked at if asked for.
-        lse: Its lse, looked at if asked for.
+        output: What it returned as output, in the call's dtype or a wider one.
+        weights: Its probabilities, or None.
+        lse: Its lse, or None.
     """
     r = request
     axes = {"b": r.batch, "t": r.q_len, "h": r.heads, "d": r.v_head_dim}
@@ -107,10 +107,10 @@ def _check_result(
     expected: list[tuple[str, Any, tuple[int, ...], Any]] = [
         ("output", output, tuple(axes[axis] for axis in r.layout), None)
     ]
-    if r.return_weights:
+    if weights is not None:
         shape = (*batch, r.heads, r.q_len, r.kv_len)
         expected.append(("weights", weights, shape, precise))
-    if r.return_lse:
+    if lse is not None:
         expected.append(("lse", lse, (*batch, r.heads, r.q_len), precise))
     for name, array, shape, dtype in expected:
         found = getattr(array, "shape", None), getattr(array, "dtype", None)
@@ -118,10 +118,18 @@ def _check_result(
         if found[0] != shape or not floating or (dtype and found[1] != dtype):
             rule = f"{name} of shape {shape} and {dtype or 'a floating dtype'}"
             got = f"{type(array).__name__} of shape {found[0]} and dtype {found[1]}"
-            raise RegistrationError(
-                f"attention: expected {rule} from the forward method, got {got}; "
-                "it is a fault of the operation"
-            )
+            raise _fault(rule, got)
+    held, wished = (jnp.finfo(x) for x in (output.dtype, r.dtype))  # type: ignore[no-untyped-call]
+    if held.nmant < wished.nmant or held.maxexp < wished.maxexp:
+        rule = f"an output that holds {r.dtype}"
+        raise _fault(rule, f"dtype {output.dtype}, which rounds it")
+
+
+def _fault(rule: str, got: str) -> RegistrationError:
+    return RegistrationError(
+        f"attention: expected {rule} from the forward method, got {got}; "
+        "it is a fault of the operation"
+    )
 
 
 def _parts(result: Any) -> tuple[Any, Any, Any]:
