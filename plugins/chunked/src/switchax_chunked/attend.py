@@ -15,6 +15,7 @@ from .tiling import (
     padded,
     tiling_for,
 )
+from .varying import varying_alike
 from .visible import Hidden, bounds
 
 __all__ = ["attend", "prepared"]
@@ -78,20 +79,23 @@ def attend(
         if q.shape[3] == 1:
             # A product of numbers, and not of matrices, could be fused: see `below`.
             q, k = padded(q, 3, 2), padded(k, 3, 2)
+        arrays = {
+            "q": q,
+            "k": k,
+            "v": v,
+            "bias": bias,
+            "mask": mask,
+            "q_segment_ids": q_segment_ids,
+            "kv_segment_ids": kv_segment_ids,
+            "q_lengths": q_lengths,
+            "kv_lengths": kv_lengths,
+            "q_offset": q_offset,
+        }
         static, operands, hidden = prepared(
-            q,
-            k,
-            v,
+            **varying_alike(arrays),
             softmax_scale=softmax_scale,
-            bias=bias,
-            mask=mask,
-            q_segment_ids=q_segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            q_lengths=q_lengths,
-            kv_lengths=kv_lengths,
             causal=causal,
             window=window,
-            q_offset=q_offset,
             logits_soft_cap=logits_soft_cap,
             dropout_prob=dropout_prob,
             config=config,

@@ -13,6 +13,7 @@ from .attend import attend, prepared
 from .kernel import gradients
 from .logits import precise
 from .tiling import padded
+from .varying import varying_alike
 
 __all__ = ["borrow_backward"]
 
@@ -91,6 +92,8 @@ def borrow_backward(
         arrays = {n: x for n, x in given.items() if n not in _STATIC}
         if isinstance(arrays.get("q_offset"), int):  # blocks are then chosen statically
             static["q_offset"] = arrays.pop("q_offset")
+
+        query, key, value, arrays = varying_alike((query, key, value, arrays))
 
         @jax.custom_vjp
         def run(query: Array, key: Array, value: Array, arrays: Any) -> Any:

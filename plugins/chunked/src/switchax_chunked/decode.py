@@ -26,6 +26,7 @@ from jax import Array, lax
 from .exponential import exp_of_logits
 from .logits import Operands, Static, below, logits_of, precise, scale_of
 from .tiling import ZERO, Place, Tiling
+from .varying import made_varying, varying_axes
 from .visible import Hidden, row_lists
 
 __all__ = ["attend_cache", "suits"]
@@ -179,4 +180,6 @@ def _nothing(
     batch, rows, kv_heads, group, _ = q.shape
     output = jnp.zeros((*q.shape[:4], v.shape[3]), precise(q))
     lse = jnp.zeros((batch, kv_heads, group, rows), precise(q))
-    return (output, lse), jnp.asarray(False)
+    nothing = ((output, lse), jnp.asarray(False))
+    found: tuple[Results, Array] = made_varying(nothing, varying_axes(operands))
+    return found

@@ -40,6 +40,7 @@ from .logits import (
     scale_of,
 )
 from .tiling import ZERO, Place
+from .varying import made_varying, varying_axes
 from .visible import Hidden, Lists, key_lists, row_lists, span_lists
 
 __all__ = ["attend_keys", "gradients"]
@@ -79,6 +80,7 @@ def _by_tiles(
     batch, rows, kv_heads, group, _ = q.shape
     dtype, scale = precise(q), scale_of(static, operands)
     lists = find_lists(hidden, tiling, static.q_len, static.kv_len)
+    axes = varying_axes(operands)
     grid = (batch, kv_heads // tiling.kv_heads, group // tiling.group, rows // tiling.q)
     # Where many rows meet each key, all keys are turned once, and not for every tile.
     if not static.in_place:
@@ -125,7 +127,7 @@ def _by_tiles(
         lead = q_rows.shape[:-1]
         zeros = jnp.zeros((*lead, 1), dtype)
         acc = jnp.zeros((*lead, v.shape[-1]), dtype)
-        start = (jnp.full_like(zeros, -jnp.inf), zeros, acc)
+        start = made_varying((jnp.full_like(zeros, -jnp.inf), zeros, acc), axes)
         m, l, acc = _visited(lists, sample, i, visit, start)
         is_empty = m == -jnp.inf
         l = jnp.where(is_empty, 1, l)
@@ -139,7 +141,8 @@ def _by_tiles(
     output = jnp.zeros((*q.shape[:4], v.shape[-1]), dtype)
     lse = jnp.zeros((batch, kv_heads, group, rows), dtype)
     count = np.int32(math.prod(grid))
-    output, lse = lax.fori_loop(ZERO, count, block, (output, lse))
+    results = made_varying((output, lse), axes)
+    output, lse = lax.fori_loop(ZERO, count, block, results)
     return output, lse
 
 
@@ -196,7 +199,7 @@ def gradients(
     delta = delta[..., None]
     lse = jnp.where(is_empty, 0, lse)[..., None]
     lists = key_lists(hidden, tiling, static.q_len, static.kv_len)
-    blocks_kv = lists.order.shape[1]
+    blocks_kv, axes = lists.order.shape[1], varying_axes(operands)
     chunks = group // tiling.group
     # A product over the rows of both sides is far slower on a CPU than one over the
     # last axis of its first: all that needs to be turned for that is turned here.
@@ -263,7 +266,7 @@ def gradients(
             lead = () if tiling.kv_heads == 1 else (tiling.kv_heads,)
             d_k = jnp.zeros((*lead, head_dim, tiling.kv), dtype)
             d_v = jnp.zeros((*lead, v.shape[-1], tiling.kv), dtype)
-            carry = (*carry, d_k, d_v)
+            carry = (*carry, *made_varying((d_k, d_v), axes))
             if chunks == 1:
                 carry = chunk(ZERO, carry)
             else:
@@ -272,11 +275,13 @@ def gradients(
             return tuple(carry), (d_k, d_v)
 
         d_q = jnp.zeros((tiling.kv_heads, group, rows, head_dim), dtype)
+        d_q = made_varying(d_q, axes)
         numbers = jnp.arange(blocks_kv, dtype=jnp.int32)
         (d_q, d_bias), (d_k, d_v) = lax.scan(block, (d_q, d_bias), numbers)
         return d_bias, (d_q, d_k, d_v)
 
     d_bias: Any = None if bias is None else jnp.zeros(bias.shape, dtype)
+    d_bias = made_varying(d_bias, axes)
     numbers = jnp.arange(batch * (kv_heads // tiling.kv_heads), dtype=jnp.int32)
     d_bias, (d_q, d_k, d_v) = lax.scan(heads, d_bias, numbers)
     d_q = jnp.moveaxis(d_q.reshape(q.shape), 3, 1) * scale.query
