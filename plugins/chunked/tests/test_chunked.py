@@ -248,3 +248,24 @@ def test_logits_of_1e9_choose_the_largest_key(head_dim, options):
     np.testing.assert_allclose(outputs[0], want.output, rtol=1e-6)
     np.testing.assert_allclose(outputs[1], want.lse, rtol=1e-6)
     assert all(jnp.isfinite(x).all() for x in pull(outputs))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("which", ["logits", "bias"])
+def test_a_logit_of_inf_is_no_answer(which, dtype):
+    q, v = jnp.ones((1, 1, 1, 4)), jnp.arange(8.0).reshape(1, 8, 1, 1)
+    k = (-jnp.ones((1, 8, 1, 4))).at[0, 3].set(1)
+    bias = None
+    if which == "logits":
+        q, k = q * 1e20, k * 1e20
+    else:
+        bias = jnp.zeros((1, 1, 1, 8)).at[..., jnp.array([2, 5])].set(jnp.inf)
+
+    def run(v):
+        given = [x.astype(dtype) for x in (q, k, v)]
+        return attend(*given, softmax_scale=0.5, bias=bias)
+
+    (output, lse), pull = jax.vjp(jax.jit(run), v)
+    assert jnp.isnan(output).all()
+    assert not jnp.isfinite(lse).any()
+    assert jnp.isnan(pull((output, lse))[0]).all()

@@ -66,7 +66,8 @@ def test_values_and_gradients_are_those_of_one_device(name, borrowed):
     )
 
 
-def test_a_few_rows_on_a_cache(monkeypatch):
+@pytest.mark.parametrize("mapped", [False, True], ids=["plain", "vmap"])
+def test_a_few_rows_on_a_cache(monkeypatch, mapped):
     monkeypatch.setattr(decode, "has_matrix_units", lambda: True)
     shapes = ((B, T, H, D), (B, S, K, D), (B, S, K, D))
     given = [drawn(*s, seed=i).astype("bfloat16") for i, s in enumerate(shapes)]
@@ -74,10 +75,26 @@ def test_a_few_rows_on_a_cache(monkeypatch):
     def run(q, k, v, lengths):
         return attend(q, k, v, softmax_scale=0.4, kv_lengths=lengths)[0]
 
-    spec = P("dp", None, "tp")
+    spec, of_q = P("dp", None, "tp"), P("dp", None, "tp")
+    if mapped:
+        run = jax.vmap(run, in_axes=(0, None, None, None))
+        given[0], of_q = jnp.stack([given[0]] * 2), P(None, *of_q)
     mesh = jax.make_mesh((2, 2), ("dp", "tp"), (AxisType.Auto,) * 2)
-    sharded = jax.shard_map(
-        run, mesh=mesh, in_specs=(spec, spec, spec, P("dp")), out_specs=spec
-    )
+    specs = (of_q, spec, spec, P("dp"))
+    sharded = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=of_q)
     found, wanted = (jax.jit(f)(*given, LENGTHS) for f in (sharded, run))
     np.testing.assert_allclose(found, wanted, atol=2**-7)
+
+
+def test_a_dropout_key_may_be_all_that_varies():
+    x, key = drawn(B, T, H, D), jax.random.key(0)
+
+    def run(x, key):
+        key = jax.random.fold_in(key, jax.lax.axis_index("dp"))
+        given = {"dropout_prob": 0.3, "dropout_key": key}
+        return attend(x, x, x, softmax_scale=0.4, **given)[0]
+
+    mesh = jax.make_mesh((2,), ("dp",), (AxisType.Auto,))
+    sharded = jax.shard_map(run, mesh=mesh, in_specs=(P(), P()), out_specs=P("dp"))
+    one, other = jnp.split(jax.jit(sharded)(x, key), 2)
+    assert (one != other).any()

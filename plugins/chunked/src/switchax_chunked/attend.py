@@ -90,9 +90,12 @@ def attend(
             "q_lengths": q_lengths,
             "kv_lengths": kv_lengths,
             "q_offset": q_offset,
+            "dropout_key": dropout_key if dropout_prob > 0 else None,
         }
+        arrays = varying_alike(arrays)
+        key = arrays.pop("dropout_key")
         static, operands, hidden = prepared(
-            **varying_alike(arrays),
+            **arrays,
             softmax_scale=softmax_scale,
             causal=causal,
             window=window,
@@ -100,7 +103,6 @@ def attend(
             dropout_prob=dropout_prob,
             config=config,
         )
-        key = dropout_key if dropout_prob > 0 else None
         output, lse = attend_keys(static, operands, hidden, key)
         output = output.reshape(batch, -1, heads, v_head_dim)[:, :q_len]
         lse = lse.reshape(batch, heads, -1)[:, :, :q_len]

@@ -26,7 +26,7 @@ from jax import Array, lax
 from .exponential import exp_of_logits
 from .logits import Operands, Static, below, logits_of, precise, scale_of
 from .tiling import ZERO, Place, Tiling
-from .varying import made_varying, varying_axes
+from .varying import varying_axes
 from .visible import Hidden, row_lists
 
 __all__ = ["attend_cache", "suits"]
@@ -60,6 +60,8 @@ def suits(operands: Operands, dropout_key: Array | None) -> bool:
         and rows * kv_heads * group <= MOST_ROWS
         and kv_heads <= MOST_KV_HEADS
         and has_matrix_units()
+        # vmap of `lax.cond` does not know of types inside a shard_map.
+        and not varying_axes(operands)
     )
 
 
@@ -180,6 +182,4 @@ def _nothing(
     batch, rows, kv_heads, group, _ = q.shape
     output = jnp.zeros((*q.shape[:4], v.shape[3]), precise(q))
     lse = jnp.zeros((batch, kv_heads, group, rows), precise(q))
-    nothing = ((output, lse), jnp.asarray(False))
-    found: tuple[Results, Array] = made_varying(nothing, varying_axes(operands))
-    return found
+    return (output, lse), jnp.asarray(False)

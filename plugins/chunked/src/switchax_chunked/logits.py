@@ -132,12 +132,12 @@ class Logits(NamedTuple):
 
 
 def below(x: Array, top: Array) -> Array:
-    """Returns `x - top`, 0 where x is top or more, and NaN for NaN.
+    """Returns `x - top`, 0 where x is top or more, and NaN where either is, or inf.
 
     XLA may fuse a product into the subtraction. It is not rounded there, as it was for
     the maximum: from 1e9 on, the two differ by hundreds.
     """
-    return jnp.where(x >= top, 0, x - top)
+    return jnp.where((x >= top) & (top != jnp.inf), 0, x - top)
 
 
 def clean(keys: Array, key_seen: Array | None, axis: int) -> Array:
