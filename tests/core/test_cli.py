@@ -223,6 +223,27 @@ def test_what_native_code_prints_is_kept_out_of_json(capfd):
     assert (found.out, found.err) == ("{}", "unbufferedbuffered")
 
 
+NOISE = """
+import os
+from switchax.cli.output import stdout_kept
+with stdout_kept():
+    os.write(1 if {is_open} else 2, b"noise")
+    print("more")
+print("text")
+"""
+
+
+@pytest.mark.parametrize(
+    ("closed", "stdout", "stderr"),
+    [(">&-", "", "noisemore\n"), ("2>&-", "text\n", ""), ("", "text\n", "noisemore\n")],
+)
+def test_a_closed_descriptor_is_no_place_to_print_to(closed, stdout, stderr):
+    noise = NOISE.format(is_open=closed != ">&-")
+    call = ["bash", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, noise]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, stdout, stderr)
+
+
 def test_list_shows_plugins_that_failed_below(run, monkeypatch):
     monkeypatch.setitem(loading._records, "switchax-weak:weak", FAILED)
     result = run("list")

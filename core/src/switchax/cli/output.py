@@ -40,21 +40,39 @@ def stdout_kept() -> Iterator[None]:
 
     Native libraries write to the descriptor, and may buffer what they write.
     """
-    sys.stdout.flush()
+    if sys.stdout is not None:  # it is None where it was closed
+        sys.stdout.flush()
+    with contextlib.redirect_stdout(sys.stderr), _descriptor_kept():
+        yield
+
+
+@contextlib.contextmanager
+def _descriptor_kept() -> Iterator[None]:
+    """Sends what is written to descriptor 1 to 2, or nowhere if that is closed."""
+    if not _is_open(1):
+        yield
+        return
+    # The lowest number that is free, which may be 2 itself: first of all.
+    nowhere = None if _is_open(2) else os.open(os.devnull, os.O_WRONLY)
+    kept = os.dup(1)
+    os.dup2(2 if nowhere is None else nowhere, 1)
     try:
-        kept = os.dup(1)
-        os.dup2(2, 1)
-    except OSError:  # one is closed: there is nothing to keep, or to send it to
-        kept = None
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
+        yield
     finally:
-        if kept is not None:
-            with contextlib.suppress(OSError, AttributeError, TypeError):
-                ctypes.CDLL(None).fflush(None)
-            os.dup2(kept, 1)
-            os.close(kept)
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            ctypes.CDLL(None).fflush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        if nowhere is not None:
+            os.close(nowhere)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def is_terminal() -> bool:
