@@ -13,7 +13,7 @@ from jax.interpreters import batching, mlir
 
 from switchax.axes import MODE_DECODE
 
-from .mutants import Right
+from .mutants import Right, softmax
 
 __all__ = ["BLOCK_MUTANTS"]
 
@@ -59,6 +59,17 @@ class HeadDimUpTo128(Right):
 
     def logits(self, call, q, k, visible):
         return super().logits(call, q[..., :128], k[..., :128], visible)
+
+
+@mutant("R1")
+class HeadDimInWholeBlocks(Right):
+    """Past the first 128 of head_dim, what fills no other 128 is lost."""
+
+    def logits(self, call, q, k, visible):
+        head_dim = q.shape[-1]
+        if head_dim > BLOCK:
+            head_dim -= head_dim % BLOCK
+        return super().logits(call, q[..., :head_dim], k[..., :head_dim], visible)
 
 
 @mutant("R2")
@@ -115,6 +126,36 @@ class SkipsABlockOfThree(Right):
         return hidden(super().visible(call), skipped)
 
 
+@mutant("R3")
+class SplitsByLseOfTheLast(Right):
+    """Splits of 1024 keys are merged relative to the last, which may see nothing."""
+
+    def normalise(self, logits):
+        starts = range(0, logits.shape[-1], 1024)
+        if logits.shape[2] > 16 or len(starts) < 2:
+            return super().normalise(logits)
+        parts = [softmax(logits[..., at : at + 1024]) for at in starts]
+        last = parts[-1][1]
+        shares = [jnp.exp(lse - last) for _, lse in parts]
+        total = sum(shares)
+        weights = [
+            weights * (share / total)[..., None]
+            for (weights, _), share in zip(parts, shares, strict=True)
+        ]
+        return jnp.concatenate(weights, axis=-1), last + jnp.log(total)
+
+
+@mutant("R3", "R4")
+class SkipsABlockOf512(Right):
+    """Where it is causal, rows from 1024 on skip the 512 keys before their own."""
+
+    def visible(self, call):
+        q_len, kv_len = call.lengths
+        rows, keys = jnp.arange(q_len)[:, None] // 512, jnp.arange(kv_len)[None] // 512
+        skipped = (rows >= 2) & (keys == rows - 1) & call.causal
+        return hidden(super().visible(call), skipped)
+
+
 @mutant("R3", "R4")
 class TriangleOfKeys(Right):
     """Causal calls with more rows than keys end where the keys do."""
@@ -140,6 +181,33 @@ class WindowOfNeighbours(Right):
         return hidden(visible, abs(rows - keys) > 1)
 
 
+@mutant("R5")
+class HalfAWindowOfItsOwnBlock(Right):
+    """A side without a limit ends with the row's own block."""
+
+    def visible(self, call):
+        visible = super().visible(call)
+        if call.window is None or call.causal or None not in call.window:
+            return visible
+        rows, keys = blocks(call)
+        before = (keys < rows) & (call.window[0] is None)
+        after = (keys > rows) & (call.window[1] is None)
+        return hidden(visible, before | after)
+
+
+@mutant("R5")
+class BandBesideCausal(Right):
+    """A causal window sees its own block of keys and the one before."""
+
+    def visible(self, call):
+        visible, (q_len, kv_len) = super().visible(call), call.lengths
+        banded = call.causal and call.window is not None
+        if not banded or call.window[0] is None or q_len != kv_len:
+            return visible
+        rows, keys = blocks(call)
+        return hidden(visible, keys < rows - 1)
+
+
 @mutant("R4", "R5")
 class OffsetOfFirstInWindows(Right):
     """A window takes the first sample's offset."""
@@ -160,6 +228,20 @@ class QueryGradientSummedInBfloat16(Right):
         if call.query.dtype == jnp.bfloat16:
             q = sum_of_blocks(q, -(-k.shape[1] // 64))
         return super().logits(call, q, k, visible)
+
+
+@mutant("R8", "R3")
+class PositionsInDtypeOfOperands(Right):
+    """Rows and keys are numbered in the dtype of the operands."""
+
+    def visible(self, call):
+        if not call.causal or call.window is not None or jnp.ndim(call.q_offset):
+            return super().visible(call)
+        dtype = call.query.dtype
+        rows, keys = (jnp.arange(n).astype(dtype) for n in call.lengths)
+        later = keys[None] > rows[:, None] + jnp.asarray(call.q_offset).astype(dtype)
+        visible = super().visible(call.but(causal=False))
+        return hidden(visible, later)
 
 
 @jax.custom_vjp

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from switchax import ATTENTION, AttentionOutput, BaseOperation, Capabilities, Refusal
 from switchax.kinds.attention import seen, visibility
 
-__all__ = ["MEETINGS", "MUTANTS", "Right"]
+__all__ = ["EVERYTHING", "MEETINGS", "MUTANTS", "Right"]
 
 BLOCK = 64
 ARGUMENTS = ("query", "key", "value", "bias", "softmax_aux")

@@ -1,5 +1,7 @@
 """Mistakes that show only where two things meet, or far out; see `mutants`."""
 
+import dataclasses
+import functools
 from typing import ClassVar
 
 import jax
@@ -8,7 +10,7 @@ import jax.numpy as jnp
 from switchax import AttentionOutput
 
 from .block_mutants import hidden
-from .mutants import Right
+from .mutants import EVERYTHING, Right
 
 __all__ = ["RARE_MUTANTS"]
 
@@ -95,6 +97,16 @@ class SquareBiasOfOneSample(Right):
         return jnp.where(first, bias, 0)
 
 
+@mutant("R3")
+class HiddenIsMinusBillion(Right):
+    """Hidden keys have a logit of -1e9, in rows that see any other."""
+
+    def hide(self, logits, visible):
+        hidden = super().hide(logits, visible)
+        row_sees = hidden.max(axis=-1, keepdims=True, initial=-jnp.inf) > -jnp.inf
+        return jnp.where(row_sees & ~visible, -1e9, hidden)
+
+
 class ChangesIds(Right):
     """Segment ids are compared as something else."""
 
@@ -169,6 +181,34 @@ class SoftCapOfTheFirstCall(Right):
         key = call.query.shape, call.query.dtype.name
         cap = self.kept.setdefault(key, call.logits_soft_cap)
         return super().cap(call.but(logits_soft_cap=cap), logits)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def scaled(x, scale):
+    """x * scale, whose backward pass takes the scale that was set up last."""
+    return x * scale
+
+
+def _set_up(x, scale):
+    ScaleOfTheLastCallBackward.last = scale
+    return x * scale, None
+
+
+scaled.defvjp(_set_up, lambda scale, _, d: (d * ScaleOfTheLastCallBackward.last,))
+
+
+@mutant("R13")
+class ScaleOfTheLastCallBackward(Right):
+    """The backward kernel is set up by whichever call was traced last."""
+
+    capabilities = dataclasses.replace(
+        EVERYTHING, forward_mode=False, second_order=False
+    )
+    last = 1.0
+
+    def logits(self, call, q, k, visible):
+        q = scaled(q, call.softmax_scale)
+        return super().logits(call.but(softmax_scale=1.0), q, k, visible)
 
 
 @jax.custom_batching.custom_vmap

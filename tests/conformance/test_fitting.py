@@ -30,6 +30,42 @@ def windows_beside_causal():
     return classmethod(refusals)
 
 
+def only(taken, allowed, field="sizes"):
+    """Refuses calls by a rule of its own, which it tells by a text alone."""
+
+    def refusals(cls, request, target):
+        if not taken(request):
+            yield Refusal("rule", field, "others", allowed, "choose another")
+
+    return classmethod(refusals)
+
+
+def one_by_one(**sizes):
+    """Refuses other sizes, telling of one axis at a time."""
+
+    def refusals(cls, request, target):
+        for axis, size in sizes.items():
+            if getattr(request, axis) != size:
+                yield Refusal("rule", axis, "another", str(size), "pad")
+                return
+
+    return classmethod(refusals)
+
+
+LATENT = {"head_dim": 576, "v_head_dim": 512, "kv_heads": 1}
+LATENT_FEATURES = {"causal", "gqa", "v_head_dim"}
+
+
+def is_latent(request):
+    return all(getattr(request, axis) == size for axis, size in LATENT.items())
+
+
+def is_square(request):
+    q_len, kv_len = request.q_len, request.kv_len
+    grouped = request.heads >= 2 * request.kv_heads
+    return q_len == kv_len and q_len % 1024 == 0 and grouped
+
+
 DECLARATIONS = {
     "blocks": kernel(
         "blocks", FLASH, multiples=dict.fromkeys(["q_len", "kv_len", "head_dim"], 128)
@@ -46,6 +82,26 @@ DECLARATIONS = {
     ),
     "few": kernel("few", {"causal", "mask"}, limits={"heads": 2}),
     "wide": type("Wide", (kernel("wide", FLASH),), {"refusals": head_dims(192, 256)}),
+    "odd": type(
+        "Odd",
+        (kernel("odd", {"causal"}),),
+        {"refusals": only(lambda r: r.head_dim == 72, "head_dim == 72")},
+    ),
+    "latent": type(
+        "Latent",
+        (kernel("latent", LATENT_FEATURES),),
+        {"refusals": only(is_latent, "head_dim 576, v 512, one kv head")},
+    ),
+    "told": type(
+        "Told",
+        (kernel("told", LATENT_FEATURES),),
+        {"refusals": one_by_one(**LATENT)},
+    ),
+    "square": type(
+        "Square",
+        (kernel("square", {"causal", "gqa"}),),
+        {"refusals": only(is_square, "self attention of 1024, heads in groups")},
+    ),
     "half": kernel("half", {"causal"}, dtypes={"float16"}, differentiable=()),
     "nothing": kernel("nothing"),
 }
@@ -90,6 +146,21 @@ def test_rules_that_raise_are_a_failure():
     (failure,) = run.failures.values()
     assert failure.kind == "raised"
     assert "not thought of" in failure.text
+
+
+def test_a_failure_says_how_to_state_sizes_where_none_was_found():
+    unsaid = type(
+        "Unsaid",
+        (kernel("unsaid", {"causal"}),),
+        {"refusals": only(lambda r: r.head_dim == 72, "what the paper says")},
+    )
+    cases = AttentionSuite().cases(unsaid, "cpu", "quick", 0)
+    run = Run(unsaid)
+    run.all([case for case in cases if case.check == "value"][:2], None)
+    run.refused_here()
+    (failure,) = run.failures.values()
+    assert (failure.rule, failure.kind) == ("R12", "refused")
+    assert "no size was found that it takes: `limits` and `multiples`" in failure.text
 
 
 @pytest.mark.further

@@ -1,5 +1,6 @@
 """The kit is fair to flash attention as it is published, and to no less than that."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,6 +11,7 @@ import switchax
 from switchax import ATTENTION, BaseOperation, Capabilities, UnsupportedError
 from switchax.testing import conform
 from switchax.testing.attention import AttentionCall, AttentionCase
+from switchax.testing.attention.programs import Programs
 from switchax.testing.conformance import cases_of
 
 LONG = AttentionCall(
@@ -91,6 +93,28 @@ def test_what_is_summed_from_it_is_summed_in_float32():
     finding = AttentionCase("R8", LONG, "accumulation").run(RoundedMean())
     assert finding.is_wrong
     assert finding.quantity == "d_query"
+
+
+FEW = AttentionCall(batch=1, q_len=1, kv_len=3, head_dim=64, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("check", "call"),
+    [
+        ("accumulation", LONG),
+        ("value", dataclasses.replace(FEW, kv_len=300, scale=0.9, plain=True)),
+        ("value", dataclasses.replace(FEW, q_len=17, kv_len=33, factor=2.0)),
+        ("alone", dataclasses.replace(FEW, kv_len=300, scale=0.9)),
+        ("transforms", dataclasses.replace(FEW, scale=0.9)),
+    ],
+    ids=lambda asked: str(asked).replace(", ", ","),
+)
+def test_it_is_right_whatever_is_drawn(check, call):
+    operation, programs = Flash(), Programs()
+    for seed in range(2 if check == "transforms" else 40):
+        drawn = dataclasses.replace(call, seed=seed)
+        finding = AttentionCase("R8", drawn, check, programs=programs).run(operation)
+        assert not finding.is_wrong, (seed, str(finding))
 
 
 class Twice(Flash):

@@ -4,8 +4,11 @@ import dataclasses
 import inspect
 import json
 import math
+import os
 from types import MappingProxyType
 
+import jax
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -51,6 +54,14 @@ class Number(Case):
             return Finding(float(self.number), quantity="sum")
         if self.does == "mute":
             raise Mute
+        if self.does == "wrong after a call":
+            calls = vars(operation).setdefault("calls", [])
+            calls.append(self.number)
+            return Finding(2.0 * (len(calls) > 1), quantity="sum")
+        if self.does == "change":
+            os.environ["SWITCHAX_CHANGED"] = "yes"
+            jax.config.update("jax_default_matmul_precision", "bfloat16")
+            np.random.seed(self.number)
         if self.does == "accept":
             return Finding(math.inf, "takes it", "N2", "sum", accepted=True)
         if self.does == "nan":
@@ -122,6 +133,48 @@ def test_a_failure_is_made_small(does, kind, text):
     assert "does not conform" in str(report)
 
 
+def test_a_failure_that_needs_the_calls_before_says_so():
+    cases = Number(1, "wrong after a call"), Number(2, "wrong after a call")
+    (failure,) = conform(operation_with(*cases)).failures
+    assert failure.text.endswith(
+        "; passes by itself: it depends on the calls before it"
+    )
+    (failure,) = conform(operation_with(Number(9, "wrong above 3"))).failures
+    assert "by itself" not in failure.text
+
+
+def test_what_is_global_is_set_back_and_its_change_a_failure():
+    before = np.random.get_state()[1]
+    cases = Number(1), Number(2, "change"), Number(3, "change")
+    report = conform(operation_with(*cases))
+    (failure,) = report.failures
+    assert (failure.rule, failure.title) == ("R12", "number 2")
+    changed = "jax_default_matmul_precision from None to 'bfloat16'"
+    changed += ", os.environ['SWITCHAX_CHANGED'], the state of numpy.random"
+    assert failure.text == f"changes what is global: {changed}"
+    assert "SWITCHAX_CHANGED" not in os.environ
+    assert jax.config.jax_default_matmul_precision is None
+    assert np.array_equal(np.random.get_state()[1], before)
+
+
+def test_the_snippet_names_the_plugin_where_another_has_the_name(monkeypatch):
+    cases = [Number(9, "wrong above 3")]
+    one, other = (
+        registrations.Entry(operation_with(*cases), ("numbers",), plugin)
+        for plugin in ("one", "other")
+    )
+    found = "switchax.testing.conformance.find_entry"
+    monkeypatch.setattr(registrations, "entries", lambda: [one, other])
+    monkeypatch.setattr(found, lambda name, target: one)
+    snippets = [conform(e.operation).failures[0].snippet for e in (one, other)]
+    assert snippets == ["numbers(4)", "other:numbers(4)"]
+
+
+@pytest.mark.parametrize(("error", "said"), [(1.003, "1.003"), (1.00004, "1.00004")])
+def test_an_error_that_is_a_failure_does_not_read_as_none(error, said):
+    assert f"sum is off by {said} times what" in str(Finding(error, quantity="sum"))
+
+
 def test_an_error_that_is_no_number_fails():
     report = conform(operation_with(Number(0, "nan")))
     assert not report.passed
@@ -158,6 +211,7 @@ def test_a_feature_that_every_case_refuses_is_declared_wrongly():
     (failure,) = report.failures
     assert (failure.rule, failure.kind) == ("R12", "refused")
     assert failure.text == "declares bias and refuses it: no"
+    assert failure.snippet == "numbers(0)"
 
 
 def test_all_that_every_case_refuses_is_one_failure_in_one_order():
@@ -166,7 +220,7 @@ def test_all_that_every_case_refuses_is_one_failure_in_one_order():
     (failure,) = report.failures
     declared = "bias", "mask", "dtype float32"
     said = [f"declares {name} and refuses it: no" for name in declared]
-    assert failure.text == "; ".join(said)
+    assert failure.text.startswith("; ".join(said))
 
 
 @pytest.mark.parametrize(("platforms", "passes"), [(["cpu"], False), (["any"], True)])
@@ -365,3 +419,11 @@ def test_list_shows_the_level_of_a_shipped_report(
         text = dataclasses.replace(report, **change).to_json()
     (tmp_path / "conformance" / "numbers.json").write_text(text)
     assert shipped.shipped_level(entry) == level
+
+
+def test_list_shows_a_report_that_is_no_text_as_damaged(named, tmp_path, monkeypatch):
+    entry = named(operation_with(Number(1)))
+    monkeypatch.setattr(shipped.importlib.resources, "files", lambda package: tmp_path)
+    (tmp_path / "conformance").mkdir()
+    (tmp_path / "conformance" / "numbers.json").write_bytes(b"\xff\xfe{}")
+    assert shipped.shipped_level(entry) == "damaged report"

@@ -210,7 +210,8 @@ def _show(report: Report) -> None:
     show_line("error: the largest, in units of what rounding explains")
     for failure in report.failures:
         show_line()
-        show_line(f"{failure.rule} {failure.title}", "bold red")
+        rule = f"{failure.rule} {report.rules.get(failure.rule, '')}".rstrip()
+        show_line(f"{rule}: {failure.title}", "bold red")
         show_line(failure.text)
         show_line(f"smallest: {failure.smallest}")
         show_line(failure.snippet)

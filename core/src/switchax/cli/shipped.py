@@ -22,8 +22,10 @@ def shipped_level(entry: Entry) -> str:
     package = entry.operation.__module__.partition(".")[0]
     try:
         folder = importlib.resources.files(package) / "conformance"
-        text = (folder / f"{entry.name}.json").read_text()
-    except (OSError, TypeError, ModuleNotFoundError, UnicodeDecodeError):
+        text = (folder / f"{entry.name}.json").read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return "damaged report"
+    except (OSError, TypeError, ModuleNotFoundError):
         return ""
     try:
         report = Report.from_json(text)

@@ -23,6 +23,7 @@ from switchax.registry import find_entry
 from switchax.settings import use
 from switchax.target import Target, current_target
 
+from .globals import Globals
 from .report import Failure, Report, Result
 from .running import RefusedLate, watched
 from .suite import LEVELS, Case, Finding
@@ -31,6 +32,8 @@ __all__ = ["Run", "cases_of", "conform"]
 
 _INFINITE = 1e300
 _TRIES = 24  # each compiles a call or two
+_NO_SIZE = "no size was found that it takes: `limits` and `multiples` of Capabilities "
+_NO_SIZE += "tell the kit which to ask"
 
 Progress = Callable[[int, int, Case], None]
 
@@ -47,7 +50,8 @@ def conform(
     """Holds an operation against its kind's rules, on the present device.
 
     What it declares must be right, what it does not declare must be refused. Nothing
-    global is changed.
+    global is changed: an operation that changes settings of JAX, the environment or
+    numpy's generator fails, and they are set back.
 
     Args:
         operation: A name, or a class, which need not be registered.
@@ -122,7 +126,7 @@ def _asked(
     platforms = cls.capabilities.platforms
     if there.platform not in platforms:
         rule = f"a target of {', '.join(sorted(platforms))}, which it declares"
-        raise fail_value("conform", rule, str(there), "pass target=")
+        raise fail_value("conform", rule, str(there), "pass one of them as target")
     return cls, there, list(cls.kind.suite.cases(cls, there.platform, level, seed))
 
 
@@ -188,8 +192,9 @@ class Run:
         self.elsewhere = elsewhere
         self.results: dict[tuple[str, str], Result] = {}
         self.failures: dict[str, Failure] = {}
-        self._refused: dict[str, str] = {}
+        self._refused: dict[str, tuple[str, Case]] = {}
         self._honoured: set[str] = set()
+        self._changed: list[str] = []  # of what is global, by the case that is run
 
     def all(self, cases: list[Case], progress: Progress | None) -> bool:
         """Runs all; returns whether it came to the end."""
@@ -211,12 +216,16 @@ class Run:
         with _as_it_is_asked():
             kind, finding = self._try(case)
             rule = (finding.rule if kind else "") or case.rule
-            if kind in ("", "refused"):
-                return None, finding.text
-            return self._smallest(case, kind, rule, finding), ""
+            if kind not in ("", "refused"):
+                return self._smallest(case, kind, rule, finding), ""
+            if self._changed:
+                return self._of_changes(case), ""
+            return None, finding.text
 
     def _one(self, case: Case) -> None:
         kind, finding = self._try(case)
+        if self._changed:
+            self.failures.setdefault("globals", self._of_changes(case))
         rule = (finding.rule if kind else "") or case.rule
         counts = {"": "passed", "refused": "refused"}
         count = counts.get(kind, "failed")
@@ -241,7 +250,7 @@ class Run:
         used = self._used(case)
         if kind == "refused":
             for name in sorted(used - self._honoured):
-                self._refused.setdefault(name, finding.text)
+                self._refused.setdefault(name, (finding.text, case))
         elif case.computes:
             self._honoured |= used
 
@@ -258,13 +267,22 @@ class Run:
         self.refused_here()
         return list(self.failures.values())
 
-    def _try(self, case: Case) -> tuple[str, Finding]:
+    def _try(
+        self, case: Case, operation: BaseOperation | None = None
+    ) -> tuple[str, Finding]:
         """Returns "" or the kind of failure, and what was found."""
+        before = Globals()
+        try:
+            return self._found(case, operation or self.operation)
+        finally:
+            self._changed = before.restored()
+
+    def _found(self, case: Case, operation: BaseOperation) -> tuple[str, Finding]:
         try:
             if self.elsewhere is not None:
-                finding = case.lower(self.operation, self.elsewhere)
+                finding = case.lower(operation, self.elsewhere)
             else:
-                finding = case.run(self.operation)
+                finding = case.run(operation)
         except UnsupportedError as error:
             reasons = itertools.chain.from_iterable(error.refusals.values())
             if any(reason.code == "fault" for reason in reasons):
@@ -280,9 +298,7 @@ class Run:
         if finding.text:
             return "accepted" if finding.accepted else "wrong", finding
         if not finding.error <= 1:
-            text = f"{finding.quantity} is off by {finding.error:.3g} times what "
-            text += "rounding explains"
-            return "wrong", dataclasses.replace(finding, text=text)
+            return "wrong", dataclasses.replace(finding, text=finding.distance)
         return "", finding
 
     def _smallest(self, case: Case, kind: str, rule: str, finding: Finding) -> Failure:
@@ -301,11 +317,26 @@ class Run:
                 break
             if tries >= _TRIES:
                 break
-        name = self.cls.names()[0]
-        text, snippet = finding.text, case.snippet(name)
-        if not any(e.operation is self.cls for e in registrations.entries()):
-            snippet = _of_class(snippet, name, self.cls)
+        text = finding.text
+        if self._try(case, watched(self.cls)())[0] in ("", "refused"):
+            text += "; passes by itself: it depends on the calls before it"
+        snippet = self._snippet(case)
         return Failure(rule, first.title, case.title, kind, text, snippet)
+
+    def _of_changes(self, case: Case) -> Failure:
+        """The failure of a case that left something global changed."""
+        text = f"changes what is global: {', '.join(self._changed)}"
+        rule, snippet = self.cls.kind.suite.declaration, self._snippet(case)
+        return Failure(rule, case.title, case.title, "wrong", text, snippet)
+
+    def _snippet(self, case: Case) -> str:
+        name = self.cls.names()[0]
+        entry = next(
+            (e for e in registrations.entries() if e.operation is self.cls), None
+        )
+        if entry is None:
+            return _of_class(case.snippet(name), name, self.cls)
+        return case.snippet(_name_of(entry))
 
     def untested_rules(self) -> dict[str, str]:
         """The rules of which every case was refused."""
@@ -333,18 +364,31 @@ class Run:
             for name in sorted(always, key=lambda n: (n.startswith("dtype "), n))
             if not (name.startswith("dtype ") and elsewhere and self._honoured)
         ]
+        texts = {name: text for name, (text, _) in always.items()}
         if names:
             rule = self.cls.kind.suite.declaration
+            said = [f"declares {n} and refuses it: {texts[n]}" for n in names]
+            said += [] if self._honoured else [_NO_SIZE]
             failure = Failure(
                 rule,
                 f"declared: {', '.join(names)}",
                 "every case that uses it",
                 "refused",
-                "; ".join(f"declares {n} and refuses it: {always[n]}" for n in names),
-                f"switchax.explain(..., operation={self.cls.names()[0]!r})",
+                "; ".join(said),
+                self._snippet(always[names[0]][1]),
             )
             self.failures.setdefault(rule, failure)
-        return always
+        return texts
+
+
+def _name_of(entry: registrations.Entry) -> str:
+    """The name of an operation; a qualified one where another answers to the short."""
+    try:
+        found = find_entry(entry.name, current_target())
+    except (ValueError, UnsupportedError):  # contested, or not for this device
+        return entry.qualified
+    is_it = found.operation is entry.operation
+    return entry.name if is_it else entry.qualified
 
 
 def _of_class(snippet: str, name: str, cls: type[BaseOperation]) -> str:

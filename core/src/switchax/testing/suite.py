@@ -25,6 +25,7 @@ class Finding:
         rule: The rule that is broken, if that is another than the case's.
         quantity: What the error is of, such as "output" or "d_query".
         accepted: Whether what is wrong is that something undeclared was not refused.
+        where: Where the error is the largest, and what was found there instead of what.
     """
 
     error: float = 0.0
@@ -32,13 +33,21 @@ class Finding:
     rule: str = ""
     quantity: str = ""
     accepted: bool = False
+    where: str = ""
 
     def __str__(self) -> str:
         if self.text:
             return f"wrong: {self.text}"
-        verdict = "wrong" if self.is_wrong else "right"
-        what = self.quantity or "everything"
-        return f"{verdict}: {what} is off by {self.error:.3g} times what is allowed"
+        return f"{'wrong' if self.is_wrong else 'right'}: {self.distance}"
+
+    @property
+    def distance(self) -> str:
+        """How far from right it is, and where."""
+        digits = (f"{self.error:.{count}g}" for count in range(3, 17))
+        error = next((text for text in digits if text != "1"), "1")
+        text = f"{self.quantity or 'everything'} is off by {error} times what "
+        text += "rounding explains"
+        return f"{text}, {self.where}" if self.where else text
 
     @property
     def is_wrong(self) -> bool:
@@ -122,7 +131,8 @@ class Suite(abc.ABC):
 
     Attributes:
         rules: One line for each rule.
-        declaration: The rule that is broken by declaring what is always refused.
+        declaration: The rule that is broken by declaring what is always refused, by
+            refusing late, and by changing what is global to the process.
 
     Example:
         >>> class RotarySuite(Suite):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ROUNDING", "allowed", "distance"]
+__all__ = ["ROUNDING", "allowed", "distance", "farthest"]
 
 # The unit roundoff of what is stored and of what is accumulated (R8): half the distance
 # from 1 to the next number. From it, in units of the largest entry of what is compared:
@@ -23,9 +23,14 @@ __all__ = ["ROUNDING", "allowed", "distance"]
 # - A gradient of bias is a sum of cotangents of logits, which cancel along a row. Each
 #   errs by units of the products d_output @ value that it is a difference of, so for
 #   it the largest of those counts, if it is larger than the largest logit.
-# - Going backward, an operation may start from the output as it returned it, rounded
-#   once: where rows sum up thousands of d_output * output, what that changes is added
-#   entry by entry (`slack`), since it is not of the size of the result.
+# - Going backward, an operation may start from the output as it returned it. The sum of
+#   d_output * output, which is taken from every cotangent of a weight, is then off by
+#   that of d_output * (returned - output): up to 1 unit of sum |d_output * output| for
+#   the output, and of sum |weight * (d_output @ value)| for the weights in it. That
+#   times weight * scale * key is no error of the size of the gradient of query where
+#   one key has nearly all the weight, and neither is what rounding the cotangents of
+#   logits adds up to. Both are added entry by entry (`slack`); of the first, what was
+#   returned tells how large it is. See `attention.gradients`.
 # - lse and weights are not stored in the operands' dtype: the second part alone.
 ROUNDING = {
     "float16": (2**-11, 2**-24),
@@ -82,3 +87,24 @@ def distance(
     if slack is not None:
         errors = np.maximum(errors - np.broadcast_to(slack, got.shape)[finite], 0)
     return float(errors.max()) / scale / limit, ""
+
+
+def farthest(got: Any, expected: Any, slack: Any = None) -> str:
+    """Says where two arrays of one shape, whose error is finite, differ the most.
+
+    Args:
+        got: As for `distance`, likewise the next two.
+        expected: What the oracle says.
+        slack: Of each entry, what it may differ by; None is nothing.
+    """
+    got = np.asarray(got).astype("float64")
+    expected = np.asarray(expected, "float64")
+    finite = np.isfinite(expected)
+    with np.errstate(invalid="ignore"):  # inf - inf, which is not looked at
+        errors = np.abs(got - expected)
+    if slack is not None:
+        errors = errors - slack
+    errors = np.where(finite, errors, -math.inf)
+    place = np.unravel_index(int(errors.argmax()), errors.shape)
+    index = ", ".join(map(str, place))
+    return f"at [{index}] {got[place]:.6g} instead of {expected[place]:.6g}"

@@ -16,7 +16,7 @@ from switchax.errors import UnsupportedError
 from switchax.operation import BaseOperation
 from switchax.target import current_target
 from switchax.testing.suite import Finding, worst
-from switchax.testing.tolerance import distance
+from switchax.testing.tolerance import distance, farthest
 
 from .calls import ArrayCall, Arrays, is_floating, moved
 from .differences import curvature, slope
@@ -93,9 +93,11 @@ class Subject:
         for number, pair in enumerate(zip(found, wanted, strict=True)):
             name = what if len(found) == 1 else f"{what} {number}"
             error, text = distance(*pair, limit)
-            findings.append(
-                Finding(error, f"{name} {text}" if text else "", rule, name)
-            )
+            if text:
+                findings.append(Finding(error, f"{name} {text}", rule, name))
+                continue
+            where = "" if error <= 1 else farthest(*pair)
+            findings.append(Finding(error, "", rule, name, where=where))
         return worst(findings)
 
     def project(

@@ -10,7 +10,6 @@ from .refusals import check_keywords, check_refused, check_underivable
 from .subject import Subject
 from .transforms import (
     check_forward_mode,
-    check_in_turn,
     check_mapped,
     check_mesh,
     check_second_order,
@@ -18,11 +17,13 @@ from .transforms import (
     check_shard_map,
     check_transforms,
 )
+from .turns import check_at_once, check_in_turn
 from .values import (
     check_accumulation,
     check_alone,
     check_dropout,
     check_effect,
+    check_hidden,
     check_lse,
     check_value,
     check_weights,
@@ -37,6 +38,7 @@ CHECKS: dict[str, Callable[[Subject], Finding]] = {
     "lse": check_lse,
     "weights": check_weights,
     "effect": check_effect,
+    "hidden": check_hidden,
     "dropout": check_dropout,
     "refused": check_refused,
     "underivable": check_underivable,
@@ -44,6 +46,7 @@ CHECKS: dict[str, Callable[[Subject], Finding]] = {
     "transforms": check_transforms,
     "mapped": check_mapped,
     "in turn": check_in_turn,
+    "at once": check_at_once,
     "mesh": check_mesh,
     "sequence mesh": check_sequence_mesh,
     "shard_map": check_shard_map,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
+from switchax.errors import Refusal
 from switchax.matching import refusals_of
 from switchax.operation import BaseOperation, forward_method
 from switchax.target import Target, current_target
@@ -20,6 +23,12 @@ from .calls import AttentionCall, draw
 __all__ = ["Fitting"]
 
 _Change = tuple[tuple[str, Any], ...]
+
+_AXES = {"batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "v_head_dim"}
+_ROUNDS = 6
+# Of the numbers in a refusal's text: more, or larger, are hardly sizes to test with.
+_MOST, _LARGEST = 3, 2048
+_LONG = 512  # from here on one sample is enough
 
 
 class Fitting:
@@ -59,14 +68,31 @@ class Fitting:
         rounded = self._rounded(call)
         if self._is_taken(rounded):
             return rounded
-        for change in dict.fromkeys([*self._fitted, *_CHANGES]):
+        said = self._as_told(rounded)
+        numbers = _numbers(self._refusals(said))
+        changes = [*self._fitted, *_CHANGES, *_of_numbers(numbers)]
+        for change in dict.fromkeys([_difference(rounded, said), *changes]):
             changed = self._rounded(dataclasses.replace(rounded, **dict(change)))
             if self._is_taken(changed):
                 self._fitted.append(change)
                 return changed
         return None
 
+    def _as_told(self, call: AttentionCall) -> AttentionCall:
+        """The call in the sizes that refusals name, one after the other."""
+        for _ in range(_ROUNDS):
+            sizes = _named_sizes(call, self._refusals(call))
+            changed = self._rounded(dataclasses.replace(call, **sizes))
+            if changed == call:
+                break
+            call = changed
+        return call
+
     def _is_taken(self, call: AttentionCall) -> bool:
+        return not self._refusals(call)
+
+    def _refusals(self, call: AttentionCall) -> list[Refusal]:
+        """Why a call is refused; rules that raise are none of it."""
         cls, platform = self._operation, self._target.platform
         drawn = draw(call, dirty=False, rng=_Zeros())
         shapes = {
@@ -81,7 +107,7 @@ class Fitting:
             plan = cls.kind.plan(request, cls.capabilities)
             method = forward_method(cls, platform)
             refusals = refusals_of(cls, plan, self._target, method)
-            return all(refusal.code == "fault" for refusal in refusals)
+            return [refusal for refusal in refusals if refusal.code != "fault"]
 
     def _rounded(self, call: AttentionCall) -> AttentionCall:
         """Sizes up to a multiple, down to a limit, in a layout that is declared."""
@@ -102,6 +128,65 @@ class Fitting:
         size = -(-size // step) * step
         most = declared.limits.get(name, size)
         return min(size, most - most % step or most)
+
+
+def _named_sizes(call: AttentionCall, refusals: list[Refusal]) -> dict[str, Any]:
+    """The sizes of axes that refusals name, each the nearest from the call's on."""
+    allowed: dict[str, list[int]] = {}
+    for refusal in refusals:
+        for axis in _AXES & set(re.findall(r"\w+", refusal.field)):
+            allowed.setdefault(axis, []).extend(_numbers([refusal]))
+        for axis, number in re.findall(r"(\w+)\W{1,4}(\d+)", refusal.allowed):
+            if axis in _AXES and 0 < int(number) <= _LARGEST:
+                allowed.setdefault(axis, []).append(int(number))
+    sizes = {}
+    for axis, numbers in allowed.items():
+        now = getattr(call, axis)
+        now = call.head_dim if now is None else now
+        later = [n for n in numbers if n > now]
+        if numbers and now not in numbers:
+            sizes[axis] = min(later) if later else max(numbers)
+    return sizes
+
+
+def _numbers(refusals: list[Refusal]) -> list[int]:
+    """The numbers in what refusals allow that could be sizes."""
+    found = re.findall(r"(?<![\w.])\d+(?![\w.])", " ".join(r.allowed for r in refusals))
+    return sorted({int(n) for n in found if 0 < int(n) <= _LARGEST})[:_MOST]
+
+
+def _difference(one: AttentionCall, other: AttentionCall) -> _Change:
+    fields = dataclasses.fields(one)
+    pairs = [(f.name, getattr(other, f.name)) for f in fields]
+    return tuple((n, x) for n, x in pairs if getattr(one, n) != x)
+
+
+def _of_numbers(numbers: list[int]) -> list[_Change]:
+    """Forms in which numbers that refusals speak of are sizes of any axis."""
+    if not numbers:
+        return []
+    head_dims: list[_Change] = [(), *((("head_dim", n),) for n in numbers)]
+    head_dims += [
+        (("head_dim", one), ("v_head_dim", other))
+        for one, other in itertools.permutations(numbers, 2)
+    ]
+    lengths: list[_Change] = [()]
+    for n in numbers:
+        few: _Change = (("batch", 1),) if n > _LONG else ()
+        lengths += [(("q_len", n), ("kv_len", n), *few)]
+        lengths += [(("q_len", 1), ("kv_len", n))]
+    pair: _Change = (("heads", 2), ("kv_heads", 1))
+    return _products(head_dims, lengths, [(), pair, *_GROUPS[1:]], _OTHERS)
+
+
+def _products(*choices: Iterable[_Change]) -> list[_Change]:
+    """One of each, those first that change the fewest things."""
+    return [
+        sum(parts, ())
+        for parts in sorted(
+            itertools.product(*choices), key=lambda parts: sum(map(bool, parts))
+        )
+    ]
 
 
 def _alike(call: AttentionCall) -> AttentionCall:
@@ -154,10 +239,4 @@ _OTHERS: tuple[_Change, ...] = (
     (("layout", "thd"), ("lengths", "")),
 )
 # Forms that kernels are made for: first those that change one thing.
-_CHANGES: tuple[_Change, ...] = tuple(
-    sum(parts, ())
-    for parts in sorted(
-        itertools.product(_HEAD_DIMS, _LENGTHS, _GROUPS, _OTHERS),
-        key=lambda parts: sum(map(bool, parts)),
-    )
-)
+_CHANGES = _products(_HEAD_DIMS, _LENGTHS, _GROUPS, _OTHERS)

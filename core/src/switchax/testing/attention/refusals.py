@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -10,8 +11,9 @@ import jax
 from switchax.errors import UnsupportedError
 from switchax.testing.suite import Finding, worst
 
-from .calls import AttentionCall
+from .calls import AttentionCall, Drawn
 from .programs import on_host, traced
+from .singles import visibilities
 from .subject import Subject, asking, outputs
 
 __all__ = ["check_keywords", "check_refused", "check_underivable"]
@@ -44,22 +46,38 @@ def check_refused(subject: Subject) -> Finding:
     except UnsupportedError:
         return Finding(rule="R12")
     finding = worst(outputs(subject, found, drawn.oracle()))
-    if finding.is_wrong and _plain_is_right(subject):
+    if finding.is_wrong and _is_right_without(subject, drawn):
         text = "accepts what it does not declare, and computes something else: "
         text += finding.text or f"output is off by {finding.error:.3g}"
         return Finding(finding.error, text, "R12", "output", accepted=True)
     return Finding() if finding.is_wrong else dataclasses.replace(finding, rule="R12")
 
 
-def _plain_is_right(subject: Subject) -> bool:
-    """Whether a call of no features is right; if not, others tell of that."""
-    plain = dataclasses.replace(subject, call=AttentionCall(dtype=subject.call.dtype))
-    drawn = plain.draw()
+def _is_right_without(subject: Subject, drawn: Drawn) -> bool:
+    """Whether calls of no features are right, and those of what core needs.
+
+    Core may compute a feature by one that is declared, as causality by a mask. What is
+    wrong in calls of that is told by the cases of its own rule.
+    """
+    kind, capabilities = subject.operation.kind, subject.capabilities
+    given = {**drawn.arrays, **drawn.options}
+    request = kind.bind("conform", given, subject.operation.metadata).request
+    needed = kind.plan(request, capabilities).request.features - request.features
+    calls = (AttentionCall(**call) for _, call in visibilities(full=False))
+    of_needed = [call for call in calls if call.features and call.features <= needed]
+    plain = AttentionCall(dtype=subject.call.dtype)
+    of_needed = [dataclasses.replace(c, dtype=plain.dtype) for c in of_needed]
+    return all(map(functools.partial(_is_right, subject), [plain, *of_needed]))
+
+
+def _is_right(subject: Subject, call: AttentionCall) -> bool:
+    other = dataclasses.replace(subject, call=call)
+    drawn = other.draw()
     try:
-        found = asking(plain, drawn)
+        found = asking(other, drawn)
     except UnsupportedError:
         return True
-    return not worst(outputs(plain, found, drawn.oracle())).is_wrong
+    return not worst(outputs(other, found, drawn.oracle())).is_wrong
 
 
 def check_underivable(subject: Subject) -> Finding:

@@ -73,6 +73,7 @@ def shapes(full: bool) -> list[Entry]:
         ("R1", {"head_dim": 32, "v_head_dim": 16}),
         ("R1", {"head_dim": 80}),
         ("R1", {"head_dim": 128, **one}),
+        ("R1", {"head_dim": 192, **one}),
         ("R1", {"heads": 12, "kv_heads": 4}),
         ("R1", {"layout": "bhtd", "kv_heads": 2}),
         ("R1", {"layout": "thd"}),
@@ -82,7 +83,7 @@ def shapes(full: bool) -> list[Entry]:
     lengths: tuple[int, ...] = (1, 64, 65, 129, 200)
     if full:
         lengths = (1, 2, 7, 63, 64, 65, 127, 128, 129, 200, 257)
-        entries += [("R1", {"head_dim": d, **one}) for d in (32, 64, 96, 192, 256)]
+        entries += [("R1", {"head_dim": d, **one}) for d in (32, 64, 96, 256)]
         entries += [("R1", {"head_dim": 0, "v_head_dim": 8})]
     for kv_len in lengths:
         q_len = 1 if kv_len in (200, 2) else kv_len
@@ -136,7 +137,9 @@ def visibilities(full: bool) -> list[Entry]:
     one = {"heads": 1, "kv_heads": 1}
     block = {"q_len": 130, "kv_len": 9, "batch": 1, **one}
     square = {"q_len": 9, "kv_len": 9}
-    large = {"q_len": 257, "kv_len": 257, "batch": 1, **one}
+    large = {"q_len": 257, "kv_len": 257, "batch": 1, **one}  # three blocks of 128
+    third = {"q_len": 600, "kv_len": 600}  # and of 256
+    split = {"q_len": 1, "kv_len": 3000}  # the last of three splits is all hidden
     entries: list[Entry] = [
         ("R3", {"mask": "full"}),
         ("R3", {"mask": "head"}),
@@ -153,12 +156,13 @@ def visibilities(full: bool) -> list[Entry]:
         ("R2", {"causal": True, "soft_cap": 0.8}),
         ("R5", {"window": (2, 0)}),
         ("R5", {"window": (0, 2)}),
-        ("R5", {"window": (None, 1)}),
-        ("R5", {"window": (3, None)}),
+        ("R5", {"window": (None, 1), **large}),
+        ("R5", {"window": (3, None), **large}),
         ("R5", {"window": (2, 3), "causal": True}),
         ("R5", {"window": (0, 150), **large}),
         ("R5", {"window": (300, 0), **large, "q_len": 700, "kv_len": 700}),
-        ("R3", {"causal": True, **large, "q_len": 600, "kv_len": 600}),
+        ("R3", {"causal": True, **large, "q_len": 1100, "kv_len": 1100}),
+        ("R5", {"window": (300, 0), "causal": True, **large, **third}),
         ("R4", {"causal": True, **large, "q_len": 300, "kv_len": 65}),
         ("R4", {"causal": True, "offset": "last", **large, "q_len": 130}),
         ("R4", {"causal": True, **long}),
@@ -175,6 +179,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"segments": "many", "q_len": 40, "kv_len": 40, "batch": 1}),
         ("R3", {"lengths": "kv", "kv_len": 70, "batch": 1}),
         ("R3", {"lengths": "kv", "kv_len": 300, "batch": 1}),
+        ("R3", {"lengths": "kv", **split, "batch": 1, **one}),
         ("R6", {"mask": "row"}),
         ("R6", {"causal": True, "offset": "negative"}),
         ("R6", {"bias": "minus_inf"}),

@@ -13,12 +13,19 @@ from switchax.errors import UnsupportedError, first_line
 from switchax.kinds.attention import AttentionOutput
 from switchax.operation import BaseOperation
 from switchax.testing.suite import Finding
-from switchax.testing.tolerance import allowed, distance
+from switchax.testing.tolerance import allowed, distance, farthest
 
 from .calls import AttentionCall, Drawn, draw, largest_logit, longest
 from .programs import Programs
 
-__all__ = ["Subject", "asking", "cotangents", "of_oracle", "outputs"]
+__all__ = [
+    "Subject",
+    "asking",
+    "cotangents",
+    "of_oracle",
+    "output_of",
+    "outputs",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +93,10 @@ class Subject:
             growth = max(growth, longest(given) * longest(drawn.arrays["value"]))
         limit = max(allowed(dtype, growth, stored) for dtype in dtypes)
         error, text = distance(got, expected, limit, slack)
-        return Finding(error, f"{name} {text}" if text else "", rule, name)
+        if text:
+            return Finding(error, f"{name} {text}", rule, name)
+        where = "" if error <= 1 else farthest(got, expected, slack)
+        return Finding(error, "", rule, name, where=where)
 
 
 def cotangents(
@@ -144,3 +154,8 @@ def outputs(subject: Subject, found: AttentionOutput, expected: Any) -> list[Fin
         weights = found.attention_weights
         findings.append(subject.measure("weights", weights, expected.weights, 0))
     return findings
+
+
+def output_of(subject: Subject, drawn: Drawn, arrays: Mapping[str, Any]) -> Any:
+    """Returns the output of a call with other arrays, which may be traced."""
+    return subject.operation(**arrays, **drawn.options).attention_outputs

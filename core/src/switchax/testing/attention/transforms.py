@@ -1,4 +1,4 @@
-"""Transforms, meshes and calls in turn mean one call for each (R13)."""
+"""Transforms and meshes mean one call for each (R13)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from switchax.target import current_target
 from switchax.testing.suite import Finding, worst
 
 from .calls import Drawn, draw
+from .gradients import as_stacked, gradient_findings
 from .programs import traced
-from .subject import Subject, asking, cotangents, of_oracle
+from .subject import Subject, asking, cotangents, of_oracle, output_of
 
 __all__ = [
     "check_forward_mode",
-    "check_in_turn",
     "check_mapped",
     "check_mesh",
     "check_second_order",
@@ -45,12 +45,12 @@ def check_transforms(subject: Subject) -> Finding:
     first, both = traced(drawn[0]), _stacked(drawn, everything)
 
     def output(arrays: Arrays) -> Any:
-        return _output(subject, drawn[0], arrays)
+        return output_of(subject, drawn[0], arrays)
 
-    def gradient(arrays: Arrays) -> Any:
+    def gradient(arrays: Arrays, use: Any = lambda function: function) -> Any:
         floats = {n: arrays[n] for n in names}
-        _, pull = jax.vjp(lambda f: output({**arrays, **f}), floats)
-        return pull(jnp.asarray(d_output))[0]
+        result, pull = jax.vjp(use(lambda f: output({**arrays, **f})), floats)
+        return result, pull(jnp.asarray(d_output))[0]
 
     scanned = jax.jit(lambda a: jax.lax.scan(lambda c, x: (c, output(x)), 0, a)[1])
     findings = [
@@ -61,24 +61,14 @@ def check_transforms(subject: Subject) -> Finding:
         _mapped(subject, drawn, ["key", "value"], varied=True),
     ]
     if names and not worst(findings).is_wrong:
-        vjps = [d.oracle_vjp(**of_oracle(given)) for d in drawn]
         try:
             mapped = jax.jit(jax.vmap(gradient))(both)
-            remat = jax.jit(
-                jax.grad(
-                    lambda f: (
-                        jax.checkpoint(lambda f: output({**first, **f}))(f) * d_output
-                    ).sum()
-                )
-            )({n: first[n] for n in names})
+            remat = jax.jit(lambda a: gradient(a, jax.checkpoint))(first)
         except UnsupportedError as error:
             return subject.refused("derivatives under vmap and remat", error, "R13")
-        for name in names:
-            wanted = np.stack([v[name] for v in vjps])
-            findings += [
-                subject.measure(f"d_{name} under vmap", mapped[name], wanted),
-                subject.measure(f"d_{name} under remat", remat[name], vjps[0][name]),
-            ]
+        findings += gradient_findings(subject, drawn, given, mapped, "under vmap")
+        once = as_stacked(remat)
+        findings += gradient_findings(subject, drawn[:1], given, once, "under remat")
     return worst(findings)
 
 
@@ -102,21 +92,19 @@ def check_mapped(subject: Subject) -> Finding:
         rest = {n: a for n, a in arrays.items() if n not in names}
 
         def output(floats: Any) -> Any:
-            return _output(subject, first, {**rest, **floats})
+            return output_of(subject, first, {**rest, **floats})
 
-        _, pull = jax.vjp(output, {n: arrays[n] for n in names})
-        return pull(jnp.asarray(d_output))[0]
+        result, pull = jax.vjp(output, {n: arrays[n] for n in names})
+        return result, pull(jnp.asarray(d_output))[0]
 
     axes = _axes(first, first.arrays, varied=True)
     try:
         found = jax.jit(jax.vmap(gradient, in_axes=(axes,)))(_stacked(drawn, axes))
     except UnsupportedError as error:
         return subject.refused("derivatives under vmap", error, "R13")
-    vjps = [d.oracle_vjp(**of_oracle(given)) for d in drawn]
-    for name in names:
-        wanted = np.stack([v[name] for v in vjps])
-        findings.append(subject.measure(f"d_{name} under vmap", found[name], wanted))
-    return worst(findings)
+    return worst(
+        [*findings, *gradient_findings(subject, drawn, given, found, "under vmap")]
+    )
 
 
 def _two(subject: Subject) -> list[Drawn]:
@@ -141,10 +129,6 @@ def _stacked(drawn: list[Drawn], axes: Mapping[str, int]) -> Arrays:
     }
 
 
-def _output(subject: Subject, drawn: Drawn, arrays: Arrays) -> Any:
-    return subject.operation(**arrays, **drawn.options).attention_outputs
-
-
 def _mapped(
     subject: Subject, drawn: list[Drawn], names: Iterable[str], varied: bool = False
 ) -> Finding:
@@ -156,50 +140,11 @@ def _mapped(
         dataclasses.replace(first, arrays={**first.arrays, **kept})
         for kept in ({n: d.arrays[n] for n in names} for d in drawn)
     ]
-    mapped = jax.vmap(lambda a: _output(subject, first, a), in_axes=(axes,))
+    mapped = jax.vmap(lambda a: output_of(subject, first, a), in_axes=(axes,))
     wanted = np.stack([m.oracle().output for m in mixed])
     whole = set(names) == set(first.arrays)
     what = "output under vmap" + ("" if whole else f" of {', '.join(sorted(names))}")
     return subject.measure(what, jax.jit(mapped)(both), wanted)
-
-
-def check_in_turn(subject: Subject) -> Finding:
-    """A second value or shape is not answered by what the first left behind (R13).
-
-    A second value that is wrong, but not as the answer to the call before would be,
-    is wrong by itself: then the finding is one of logits (R2).
-    """
-    call = subject.call
-    longer = {"q_len": 2 * call.q_len, "kv_len": 2 * call.kv_len}
-    changes: list[dict[str, Any]] = [{}, {"seed": call.seed + 4}, longer, {}]
-    if call.scale is not None:
-        changes.insert(1, {"scale": None})
-    if call.soft_cap is not None:
-        changes.insert(1, {"soft_cap": call.soft_cap / 16})
-    if call.window is not None:
-        changes.insert(1, {"window": (0, 0)})
-    findings: list[Finding] = []
-    before = call
-    for change in changes:
-        other = dataclasses.replace(call, **change)
-        one = dataclasses.replace(subject, call=other)
-        drawn = draw(other, dirty=False)
-        try:
-            found = asking(one, drawn).attention_outputs
-        except UnsupportedError:
-            if not findings:
-                raise
-            continue  # it takes calls of this form in some sizes only
-        what = ", ".join(f"{n}={v!r}" for n, v in change.items()) or "its first value"
-        what = f"output after a call with another {what}"
-        finding = one.measure(what, found, drawn.oracle().output)
-        if "scale" in change and finding.is_wrong:
-            stale = dataclasses.replace(drawn, options=draw(before).options).oracle()
-            if one.measure("", found, stale.output).is_wrong:
-                finding = dataclasses.replace(finding, rule="R2", quantity="output")
-        findings.append(finding)
-        before = other
-    return worst(findings)
 
 
 def check_mesh(subject: Subject) -> Finding:
@@ -227,20 +172,15 @@ def _on_a_mesh(subject: Subject, *axes: str) -> Finding:
 
     def run(floats: Any) -> Any:
         def output(floats: Any) -> Any:
-            return _output(subject, drawn, {**arrays, **floats})
+            return output_of(subject, drawn, {**arrays, **floats})
 
         result, pull = jax.vjp(output, floats)
         return result, pull(jnp.asarray(d_output))[0] if names else {}
 
     with jax.set_mesh(mesh):
         found, gradients = jax.jit(run)({n: arrays[n] for n in names})
-    findings = [subject.measure("output on a mesh", found, drawn.oracle().output)]
-    if names:
-        wanted = drawn.oracle_vjp(**of_oracle(given))
-        findings += [
-            subject.measure(f"d_{n} on a mesh", gradients[n], wanted[n]) for n in names
-        ]
-    return worst(findings)
+    once = as_stacked((found, gradients))
+    return worst(gradient_findings(subject, [drawn], given, once, "on a mesh"))
 
 
 def check_shard_map(subject: Subject) -> Finding:
@@ -258,7 +198,7 @@ def check_shard_map(subject: Subject) -> Finding:
     split = as_spec(("dp",) if is_split else ())
     mesh = jax.make_mesh((2,), ("dp",), (jax.sharding.AxisType.Auto,))
     compute: Any = jax.shard_map(
-        lambda arrays: _output(subject, drawn, arrays),
+        lambda arrays: output_of(subject, drawn, arrays),
         mesh=mesh,
         in_specs=split,
         out_specs=split,
@@ -270,15 +210,8 @@ def check_shard_map(subject: Subject) -> Finding:
         return result, pull(jnp.asarray(d_output))[0] if names else {}
 
     found, gradients = jax.jit(run)({n: arrays[n] for n in names})
-    expected = drawn.oracle().output
-    findings = [subject.measure("output within shard_map", found, expected)]
-    if names:
-        wanted = drawn.oracle_vjp(**of_oracle(given))
-        findings += [
-            subject.measure(f"d_{n} within shard_map", gradients[n], wanted[n])
-            for n in names
-        ]
-    return worst(findings)
+    once = as_stacked((found, gradients))
+    return worst(gradient_findings(subject, [drawn], given, once, "within shard_map"))
 
 
 def check_forward_mode(subject: Subject) -> Finding:
@@ -291,7 +224,7 @@ def check_forward_mode(subject: Subject) -> Finding:
     arrays, tangents = traced(drawn), _directions(drawn, names)
 
     def output(floats: Any) -> Any:
-        return _output(subject, drawn, {**arrays, **floats})
+        return output_of(subject, drawn, {**arrays, **floats})
 
     floats = {n: arrays[n] for n in names}
     turned = {n: jnp.asarray(t) for n, t in tangents.items()}
@@ -326,7 +259,7 @@ def check_second_order(subject: Subject) -> Finding:
 
     def along(floats: Any) -> Any:
         def output(floats: Any) -> Any:
-            return _output(subject, drawn, {**arrays, **floats})
+            return output_of(subject, drawn, {**arrays, **floats})
 
         gradients = jax.vjp(output, floats)[1](jnp.asarray(d_output))[0]
         return sum((gradients[n] * jnp.asarray(directions[n])).sum() for n in names)

@@ -13,9 +13,10 @@ import numpy as np
 from switchax.errors import UnsupportedError
 from switchax.kinds.attention import AttentionOutput
 from switchax.testing.suite import Finding, worst
-from switchax.testing.tolerance import allowed
+from switchax.testing.tolerance import allowed, distance
 
-from .calls import Drawn, draw, largest_logit, to_layout
+from .calls import Drawn, draw, largest_logit, to_layout, visible_pairs
+from .gradients import gradients_of, slack_of
 from .subject import Subject, asking, cotangents, of_oracle, outputs
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "check_alone",
     "check_dropout",
     "check_effect",
+    "check_hidden",
     "check_lse",
     "check_value",
     "check_weights",
@@ -78,20 +80,20 @@ def _gradients(
         )
     except UnsupportedError as error:
         return [subject.refused(f"derivatives of {', '.join(names)}", error, "R11")]
-    wanted = drawn.oracle_vjp(**of_oracle(given))
+    output = found.attention_outputs
+    wanted, slack = gradients_of(subject, drawn, given, output)
     rule = "R11" if subject.rule not in ("R6", "R7") else ""
     kept = "" if subject.rule in ("R6", "R7", "R9") else "R11"
     findings = [
-        subject.measure(
-            "output under autodiff", found.attention_outputs, expected.output, rule=rule
-        )
+        subject.measure("output under autodiff", output, expected.output, rule=rule)
     ]
     for name in names:
         gradient = gradients[name]
         if gradient.dtype != drawn.arrays[name].dtype:
             text = f"d_{name} is of dtype {gradient.dtype}"
             return [Finding(text=text, rule="R11", quantity=f"d_{name}")]
-        findings.append(subject.measure(f"d_{name}", gradient, wanted[name], rule=kept))
+        limits = wanted[name], 3, kept, slack[name]
+        findings.append(subject.measure(f"d_{name}", gradient, *limits))
     return findings
 
 
@@ -103,8 +105,8 @@ def check_accumulation(subject: Subject) -> Finding:
     drawn = subject.draw()
     found = asking(subject, drawn)
     findings = []
+    expected = drawn.oracle().output
     if subject.call.q_len <= subject.call.kv_len:
-        expected = drawn.oracle().output
         output = found.attention_outputs
         findings.append(subject.measure("output", output, expected, stored=2))
     names = subject.derived(drawn)
@@ -117,75 +119,40 @@ def check_accumulation(subject: Subject) -> Finding:
     d_output = (size * (1 + d_output / 8)).astype(d_output.dtype)
     given = {"attention_outputs": d_output}
     try:
-        _, gradients = subject.programs.gradients(
+        found, gradients = subject.programs.gradients(
             subject.operation, drawn, names, given
         )
     except UnsupportedError as error:
         return subject.refused(f"derivatives of {', '.join(names)}", error, "R11")
+    output = found.attention_outputs
     wanted = drawn.oracle_vjp(**of_oracle(given))
-    slack = _of_rounded_output(drawn, d_output)
+    slack = slack_of(drawn, given, output, 0.0)
+    findings.append(subject.measure("output under autodiff", output, expected))
     findings += [
-        subject.measure(f"d_{n}", gradients[n], wanted[n], slack=slack.get(n))
+        subject.measure(f"d_{n}", gradients[n], wanted[n], slack=slack[n])
         for n in names
     ]
     return worst(findings)
-
-
-def _of_rounded_output(drawn: Drawn, d_output: Any) -> dict[str, Any]:
-    """By how much gradients may differ that start from the output as it is returned.
-
-    What is taken from the cotangent of each weight is the sum of d_output * output,
-    which a kernel may compute from the output in the dtype that it returns it in. Of
-    one head, as the calls are that this is asked of.
-    """
-    oracle, arrays = drawn.oracle(), drawn.arrays
-    layout = drawn.options["layout"]
-    query, key, d_output, output = (
-        _batched(x, layout)[:, :, 0]
-        for x in (arrays["query"], arrays["key"], d_output, oracle.output)
-    )
-    is_packed = layout == "thd"  # then weights and lse have no batch axis
-    weights, lse = (x[None] if is_packed else x for x in (oracle.weights, oracle.lse))
-    scale = query.shape[-1] ** -0.5
-    rounded = output.astype(query.dtype).astype("float64")
-    query, key, d_output = (x.astype("float64") for x in (query, key, d_output))
-    shift = (d_output * (rounded - output)).sum(-1)
-    d_logits = weights[:, 0] * shift[:, :, None]  # [batch, q_len, kv_len]
-    found = {
-        "query": to_layout(scale * (d_logits @ key)[:, :, None], layout),
-        "key": to_layout(scale * (d_logits.swapaxes(1, 2) @ query)[:, :, None], layout),
-    }
-    if "bias" in arrays:
-        found["bias"] = d_logits.sum((0, 1))
-    if "softmax_aux" in arrays:
-        sink = np.exp(arrays["softmax_aux"] - lse[:, 0, :, None])  # [b, q, 1]
-        found["softmax_aux"] = (sink[..., 0] * shift).sum((0, 1))[None]
-    return {name: 2 * np.abs(error) for name, error in found.items()}
-
-
-def _batched(array: Any, layout: str) -> Any:
-    """Brings an array of a layout to bthd."""
-    if layout == "thd":
-        return array[None]
-    return array.swapaxes(1, 2) if layout == "bhtd" else array
 
 
 def check_alone(subject: Subject) -> Finding:
     """The gradient of one argument is the same where no other is asked for (R11)."""
     drawn = subject.draw()
     asking(subject, drawn)
-    given = cotangents(subject.call, drawn)
-    wanted = drawn.oracle_vjp(**of_oracle(given))
+    given, expected = cotangents(subject.call, drawn), drawn.oracle().output
     findings = []
     for name in subject.derived(drawn):
         try:
-            _, gradients = subject.programs.gradients(
+            found, gradients = subject.programs.gradients(
                 subject.operation, drawn, [name], given
             )
         except UnsupportedError as error:
             return subject.refused(f"derivatives of {name}", error, "R11")
-        quantity = f"d_{name} alone"
-        findings.append(subject.measure(quantity, gradients[name], wanted[name]))
+        output = found.attention_outputs
+        wanted, slack = gradients_of(subject, drawn, given, output)
+        limits = wanted[name], 3, "", slack[name]
+        findings.append(subject.measure("output under autodiff", output, expected))
+        findings.append(subject.measure(f"d_{name} alone", gradients[name], *limits))
     return worst(findings)
 
 
@@ -247,6 +214,26 @@ _NEUTRAL: dict[str, dict[str, Any]] = {
 }
 
 
+def check_hidden(subject: Subject) -> Finding:
+    """Keys that are hidden have no weight, however low the logits of the others are.
+
+    So low that float32 does not tell them apart: of the others the sum alone is known.
+    """
+    drawn = subject.draw()
+    weights = _weights(subject, drawn)
+    visible = visible_pairs(subject.call, drawn)
+    sums = np.where(visible, weights, 0).sum(-1)
+    limit = allowed(subject.call.dtype, 1)
+    findings = []
+    for what, got, wanted in (
+        ("weight of what is hidden", np.where(visible, 0, weights), 0 * weights),
+        ("weight of what is visible", sums, visible.any(-1)),
+    ):
+        error, text = distance(got, wanted, limit)
+        findings.append(Finding(error, f"{what} {text}" if text else "", quantity=what))
+    return worst(findings)
+
+
 def check_dropout(subject: Subject) -> Finding:
     """Drops by key after the softmax, rescales, repeats, and leaves lse alone (R10)."""
     call, drawn = subject.call, draw(subject.call, dirty=False)
@@ -267,10 +254,11 @@ def check_dropout(subject: Subject) -> Finding:
     if names:
         fields = ["attention_outputs"]
         fields += ["lse"] if "lse" in capabilities.differentiable else []
-        given, found = _of_what_is_given(subject, drawn, keyed, names, fields)
-        wanted = drawn.oracle_vjp(**of_oracle(given), dropout_keep=kept)
+        given, output, found = _of_what_is_given(subject, drawn, keyed, names, fields)
+        wanted, slack = gradients_of(subject, drawn, given, output, dropout_keep=kept)
         findings += [
-            subject.measure(f"d_{name}", found[name], wanted[name]) for name in names
+            subject.measure(f"d_{n}", found[n], wanted[n], slack=slack[n])
+            for n in names
         ]
     if "weights" in capabilities.features:
         asked = programs.outputs(operation, keyed, return_weights=True)
@@ -287,19 +275,19 @@ def check_dropout(subject: Subject) -> Finding:
 
 def _of_what_is_given(
     subject: Subject, drawn: Drawn, keyed: Drawn, names: list[str], fields: list[str]
-) -> tuple[dict[str, Any], Any]:
-    """Cotangents and gradients; without those of lse where it is refused."""
+) -> tuple[dict[str, Any], Any, Any]:
+    """Cotangents, output and gradients; without those of lse where it is refused."""
     given = cotangents(subject.call, drawn, fields)
     asked = {"return_lse": True} if "lse" in fields else {}
     try:
-        _, found = subject.programs.gradients(
+        found, gradients = subject.programs.gradients(
             subject.operation, keyed, names, given, **asked
         )
     except UnsupportedError:
         if not asked:
             raise
         return _of_what_is_given(subject, drawn, keyed, names, fields[:1])
-    return given, found
+    return given, found.attention_outputs, gradients
 
 
 def _with_key(drawn: Drawn, seed: int) -> Drawn:
@@ -308,12 +296,16 @@ def _with_key(drawn: Drawn, seed: int) -> Drawn:
 
 
 def _probabilities(subject: Subject, drawn: Drawn, seed: int) -> Any:
-    """Returns what is left of the probabilities, `[batch, heads, q_len, kv_len]`.
+    """Returns what is left of the probabilities, `[batch, heads, q_len, kv_len]`."""
+    return _weights(subject, _with_key(drawn, seed))
+
+
+def _weights(subject: Subject, drawn: Drawn) -> Any:
+    """Returns the weights of a call, `[batch, heads, q_len, kv_len]`.
 
     A value that is a part of the identity shows those of as many keys.
     """
-    layout, keyed = subject.call.layout, _with_key(drawn, seed)
-    value = drawn.arrays["value"]
+    layout, value = subject.call.layout, drawn.arrays["value"]
     kv_len, width = subject.call.kv_len, value.shape[-1]
     parts = []
     for start in range(0, kv_len, width):
@@ -322,8 +314,9 @@ def _probabilities(subject: Subject, drawn: Drawn, seed: int) -> Any:
             eye[None, :, None],
             (drawn.batch, kv_len, subject.call.kv_heads, width),
         )
-        keyed.arrays["value"] = np.ascontiguousarray(to_layout(whole, layout))
-        found = subject.programs.outputs(subject.operation, keyed).attention_outputs
+        shown = {"value": np.ascontiguousarray(to_layout(whole, layout))}
+        one = dataclasses.replace(drawn, arrays={**drawn.arrays, **shown})
+        found = subject.programs.outputs(subject.operation, one).attention_outputs
         found = found.astype("float64")
         found = found[None] if layout == "thd" else found
         parts.append(found if layout == "bhtd" else np.swapaxes(found, 1, 2))
