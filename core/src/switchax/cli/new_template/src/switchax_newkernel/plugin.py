@@ -4,5 +4,5 @@ from .operation import NewkernelAttention
 
 __all__ = ["NewkernelAttention"]
 
-# The contract this is written for; a core that speaks another says so and loads nothing.
+# The contract this is written for: a core that speaks another refuses to load it.
 SWITCHAX_CONTRACT = 1
