@@ -46,20 +46,24 @@ def on_each_device(
         The outputs by name, whole.
     """
 
+    mapped = axes_of_vmap()
+
     def sharded(body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
-        return jax.shard_map(
+        function = jax.shard_map(
             body,
             mesh=None if is_mesh_set() else with_auto_axes(mesh),
             in_specs=in_specs,
             out_specs=out_specs,
             check_vma=False,  # a kernel would have to annotate its results
         )
+        # JAX 0.10 maps none over an explicit axis but under jit.
+        return jax.jit(function) if mapped else function
 
     inputs = {name: inputs[name] for name in arrays}
     outputs = dict(outputs)
     used = set(_names([*inputs.values(), *outputs.values()]))
     # What a vmap around has split already is no axis of what is mapped.
-    axes = {n: size for n, size in mesh.shape.items() if n not in axes_of_vmap()}
+    axes = {n: size for n, size in mesh.shape.items() if n not in mapped}
     idle = {name for name, size in axes.items() if size > 1} - used
     plain = sharded(function, (inputs,), outputs)
     if forward_mode or not idle:
