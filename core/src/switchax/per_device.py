@@ -45,7 +45,6 @@ def on_each_device(
     Returns:
         The outputs by name, whole.
     """
-
     mapped = axes_of_vmap()
 
     def sharded(body: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
