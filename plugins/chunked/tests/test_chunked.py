@@ -269,3 +269,13 @@ def test_a_logit_of_inf_is_no_answer(which, dtype):
     assert jnp.isnan(output).all()
     assert not jnp.isfinite(lse).any()
     assert jnp.isnan(pull((output, lse))[0]).all()
+
+
+def test_weights_of_the_backward_pass_are_right_to_1_percent_at_1e5():
+    q, k = jnp.full((1, 1, 1, 4), 500.0), jnp.full((1, 2, 1, 4), 100.0)
+    v = jnp.asarray([1.0, 3.0]).reshape(1, 2, 1, 1)
+
+    def run(v):
+        return attend(q, k, v, softmax_scale=0.5)[0].sum()
+
+    np.testing.assert_allclose(jax.jit(jax.grad(run))(v).ravel(), 0.5, rtol=0.01)
