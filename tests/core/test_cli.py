@@ -223,6 +223,21 @@ def test_what_native_code_prints_is_kept_out_of_json(capfd):
     assert (found.out, found.err) == ("{}", "unbufferedbuffered")
 
 
+def test_a_plugin_that_closes_stdout_closes_nothing(run, register):
+    def close():
+        sys.stdout.close()
+        sys.stderr.close()
+        sys.stdout = sys.stderr = None
+
+    register("closing", unavailable=close)
+    result = run("explain", "--q", "1,8,4,64", "--operation", "closing")
+    assert "closing" in result.stdout
+    with stdout_kept():
+        close()
+    assert not sys.stdout.closed
+    assert not sys.stderr.closed
+
+
 NOISE = """
 import os
 from switchax.cli.output import stdout_kept

@@ -217,6 +217,29 @@ def test_lengths_become_segment_ids(register, segments):
     assert candidate.cost is Cost.FUSED
 
 
+def test_what_is_refused_beside_lengths_is_all_that_is(register):
+    features, multiples = {"segment_ids", "gqa"}, {"kv_len": 128}
+    register(kernel("tiled", features, multiples=multiples))
+    call = cases.draw(Case(window=(2, 0)))
+    with pytest.raises(UnsupportedError) as caught:
+        switchax.attention(**call.arrays, **call.options, operation="tiled")
+    (refusals,) = caught.value.refusals.values()
+    assert [refusal.field for refusal in refusals] == ["window"]
+
+
+def test_a_feature_that_no_argument_brings_is_not_to_be_left_out(register):
+    register(kernel("square", {"gqa"}))
+    call = cases.draw(Case(v_head_dim=5))
+    with pytest.raises(UnsupportedError) as caught:
+        switchax.attention(**call.arrays, **call.options, operation="square")
+    (((refusal,)),) = caught.value.refusals.values()
+    assert (refusal.field, refusal.actual) == ("v_head_dim", "5")
+    assert refusal.hint == (
+        "'v_head_dim', value of another head_dim than key, is not among its features: "
+        "choose another operation"
+    )
+
+
 @pytest.mark.parametrize(
     ("case", "shape", "cost"),
     [

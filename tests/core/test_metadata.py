@@ -366,6 +366,20 @@ def test_an_override_holds_whatever_the_config_says(field):
     assert getattr(default, field) == getattr(OperationMetadata(), field)
 
 
+def test_a_device_that_is_given_takes_the_place_of_the_configs():
+    read = OperationMetadata.from_config
+    for given in ({"backend": "cpu"}, {"platform": "cpu"}):
+        for config in ({"platform": " TPU "}, {"backend": "tpu"}):
+            assert read(config, **given).backend == "cpu"
+    assert read({"platform": "tpu"}, backend=None).backend is None
+    both = read({"platform": "triton", "backend": "tpu"}, backend="cpu")
+    assert (both.platform, both.backend) == ("triton", "cpu")
+    both = read({"backend": "tpu"}, platform="triton")
+    assert (both.platform, both.backend) == ("triton", "tpu")
+    with pytest.raises(ValueError, match="devices of one platform"):
+        read({"platform": "tpu", "backend": "cpu"})
+
+
 def test_missing_attributes_are_defaults():
     assert OperationMetadata.from_config(object()) == OperationMetadata()
     assert OperationMetadata.from_config({}) == OperationMetadata()
@@ -387,7 +401,9 @@ def test_a_property_that_raises_attribute_error_is_missing_and_no_other_error():
     assert OperationMetadata.from_config(Config()).backend is None
 
 
-@pytest.mark.parametrize("config", [None, "bfloat16", 3, 1.5, b"x"])
+@pytest.mark.parametrize(
+    "config", [None, "bfloat16", 3, 1.5, b"x", ["attn_dtype", "float16"], {"backend"}]
+)
 def test_what_is_no_config_is_a_type_error(config):
     with pytest.raises(TypeError, match=r"^OperationMetadata\.from_config: .*config="):
         OperationMetadata.from_config(config)

@@ -207,6 +207,16 @@ def test_offsets_of_any_integer_dtype_are_positions(name, dtype):
         assert (found == named(name)(x, x, x, causal=True, q_offset=1)).all()
 
 
+@pytest.mark.parametrize("number", [1e300, -1e300])
+@pytest.mark.parametrize("make", [np.array, np.float64])
+@pytest.mark.parametrize("name", ["vanilla", "sdpa"])
+def test_a_number_of_numpy_beyond_float32_is_finite(name, make, number):
+    x = jnp.ones((1, 2, 1, 2))
+    value = jnp.arange(4.0).reshape(1, 2, 1, 2)
+    found = named(name)(x, x, value, bias=make(number))
+    np.testing.assert_allclose(found, jnp.broadcast_to(jnp.array([1.0, 2]), x.shape))
+
+
 @pytest.mark.parametrize("number", [1e39, -1e300])
 @pytest.mark.parametrize("name", ["vanilla", "sdpa"])
 def test_a_bias_beyond_float32_has_a_gradient(name, number):

@@ -300,6 +300,24 @@ def test_a_bias_that_lies_as_its_heads_is_not_gathered(name):
         assert not collectives(jax.jit(gradient).lower(query, bias).compile())
 
 
+@pytest.mark.parametrize("axes", [("tp", "ep"), ("ep", "tp")])
+def test_a_mask_follows_the_order_of_the_axes_of_heads(axes):
+    mesh = mesh_of(AxisType.Auto, dp=2, tp=2, ep=2)
+    axis = PartitionAxis(head_axis=axes, kv_head_axis=axes)
+    metadata = OperationMetadata(partition_axis=axis)
+    split = NamedSharding(mesh, P("dp", None, axes))
+    query = jax.ShapeDtypeStruct((4, 6, 8, 16), "float32", sharding=split)
+    split = NamedSharding(mesh, P("dp", axes))
+    mask = jax.ShapeDtypeStruct((4, 8, 6, 6), "bool", sharding=split)
+
+    def attend(query, mask):
+        given = {"metadata": metadata, "operation": "vanilla"}
+        return switchax.attention(query, query, query, mask=mask, **given)
+
+    with jax.set_mesh(mesh):
+        assert not collectives(jax.jit(attend).lower(query, mask).compile())
+
+
 @pytest.mark.usefixtures("quick_compilation")
 def test_beside_an_axis_that_splits_nothing_what_is_shared_is_summed_once():
     bias, options = drawn((8, 1, 6)), {"softmax_aux": drawn((8,)), "return_lse": True}
@@ -662,6 +680,32 @@ def test_inside_shard_map_the_kernel_runs_as_it_is(name, sizes):
     with jax.set_mesh(mesh):
         split = [jax.device_put(x, NamedSharding(mesh, spec)) for x in arguments]
         np.testing.assert_allclose(attend(*split), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("kv_len", [0, 3])
+@pytest.mark.parametrize("sinks", [None, jnp.ones(1)], ids=["", "sinks"])
+def test_inside_shard_map_the_types_are_those_of_the_operands(kv_len, sinks):
+    def attend(x, key):
+        given = {"softmax_aux": sinks, "return_lse": True, "return_weights": True}
+        found = switchax.attention(x, key, key, operation="vanilla", **given)
+        assert jax.typeof(found.attention_weights) == jax.typeof(
+            jnp.einsum("bqhd,bkhd->bhqk", x, key)
+        )
+        return found.attention_outputs, found.lse
+
+    def twice(x, key):
+        def step(carry, _):
+            return attend(carry[0], key), None
+
+        lse = jax.lax.full_like(x[..., 0].swapaxes(1, 2), 0)
+        return jax.lax.scan(step, (x, lse), None, length=2)[0]
+
+    x, key = jnp.ones((2, 3, 1, 2)), jnp.ones((2, kv_len, 1, 2))
+    mesh = mesh_of(AxisType.Auto, b=2)
+    found = jax.shard_map(twice, mesh=mesh, in_specs=P("b"), out_specs=P("b"))(x, key)
+    expected = attend(attend(x, key)[0], key)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
 @pytest.mark.parametrize("types", [AxisType.Auto, AxisType.Explicit])

@@ -114,6 +114,10 @@ def _feature_refusals(
         if feature in source.features:
             actual = source.value_of(feature)
             hint = f"{feature!r} is {why}: leave it out, or choose another operation"
+            declared = cls.kind.features[feature]
+            if not (declared.arguments or declared.optional):  # no argument says it
+                hint = f"{feature!r}, {declared.summary}, is {why}: choose another "
+                hint += "operation"
         else:
             steps = ", ".join(f"{a.name} ({a.detail})" for a in plan.adaptations)
             actual = f"needed to {steps}"

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -42,8 +42,26 @@ def stdout_kept() -> Iterator[None]:
     """
     if sys.stdout is not None:  # it is None where it was closed
         sys.stdout.flush()
-    with contextlib.redirect_stdout(sys.stderr), _descriptor_kept():
+    stderr: Any = None if sys.stderr is None else _Unclosed(sys.stderr)
+    with (
+        contextlib.redirect_stdout(stderr),
+        contextlib.redirect_stderr(stderr),
+        _descriptor_kept(),
+    ):
         yield
+
+
+class _Unclosed:
+    """A stream that a plugin cannot close."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def close(self) -> None:
+        """Closes nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextlib.contextmanager

@@ -122,6 +122,12 @@ def _backend(where: str, label: str, value: Any) -> str:
     return device(_name(where, label, value, DEVICES))
 
 
+def is_device(value: Any) -> bool:
+    """Returns whether a platform is one of devices, and so means a backend."""
+    plain = value.value if isinstance(value, enum.Enum) else value
+    return isinstance(plain, str) and plain.strip().lower() in DEVICES
+
+
 def device(name: str) -> str:
     """Returns a device platform, "gpu" resolved to its vendor."""
     return gpu_vendor() if name == "gpu" else name

@@ -114,14 +114,22 @@ class OperationMetadata:
 
     def _read_config(self, given: dict[str, Any]) -> Mapping[str, str]:
         """Fills in what was left out; returns what the caller calls each field."""
-        labels = {name: name for name in CONFIG_NAMES}
+        labels = dict(_NAMES)
         pair = ("partition_axis", "partition_manager")
         paired = any(given[name] is not NOT_GIVEN for name in pair)
-        for name, label in CONFIG_NAMES.items():
+        found = {
+            name: fields.from_config(self.base_config, label)
+            for name, label in CONFIG_NAMES.items()
             # Either one given takes the place of both.
-            if given[name] is NOT_GIVEN and not (paired and name in pair):
-                given[name] = fields.from_config(self.base_config, label)
-                labels[name] = label
+            if given[name] is NOT_GIVEN and not (paired and name in pair)
+        }
+        # So does a device, which either may name.
+        if "backend" not in found and fields.is_device(found.get("platform")):
+            del found["platform"]
+        if fields.is_device(given["platform"]):
+            found.pop("backend", None)
+        given.update(found)
+        labels.update({name: CONFIG_NAMES[name] for name in found})
         return labels
 
     def _settle_partition(self, where: str) -> None:
@@ -154,11 +162,12 @@ class OperationMetadata:
                 missing, or None, is the default. A property that raises
                 AttributeError is missing; another error is not caught.
             **overrides: Fields that hold whatever the configuration says; None is the
-                default. partition_axis or partition_manager takes the place of both.
+                default. partition_axis or partition_manager takes the place of both,
+                platform or backend likewise if they would contradict each other.
 
         Raises:
-            TypeError: For an unknown field, a config that is None, a str or a number,
-                or a value of another type.
+            TypeError: For an unknown field, a config that is None, a str, a number or
+                a list, or a value of another type.
             ValueError: For an unknown value.
 
         Example:
@@ -172,7 +181,7 @@ class OperationMetadata:
         if isinstance(config, OperationMetadata):
             got, todo = f"config={brief(config)}", "use its replace"
             raise fail_type(where, "a model's configuration", got, todo)
-        if config is None or isinstance(config, str | bytes | int | float | complex):
+        if config is None or isinstance(config, _NO_CONFIGS):
             got = f"config={brief(config)}"
             todo = "pass the model's configuration, or a mapping"
             raise fail_type(where, "an object or a mapping", got, todo)
@@ -468,6 +477,7 @@ class OperationMetadata:
         return _restored, (type(self), state)
 
 
+_NO_CONFIGS = (str, bytes, int, float, complex, list, set, frozenset)
 _LIVE = ("sequence_axis_name", "partition_axis", "partition_manager", "mesh")
 _SLOTS: Mapping[str, str] = types.MappingProxyType(
     {name: f"_{name}" if name in _LIVE else name for name in CONFIG_NAMES}

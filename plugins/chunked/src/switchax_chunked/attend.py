@@ -15,7 +15,7 @@ from .tiling import (
     padded,
     tiling_for,
 )
-from .varying import varying_alike
+from .varying import made_varying, varying_alike, varying_axes
 from .visible import Hidden, bounds
 
 __all__ = ["attend", "prepared"]
@@ -75,6 +75,7 @@ def attend(
         dtype = precise(q)
         output = jnp.zeros((batch, q_len, heads, v_head_dim), dtype)
         lse = jnp.full((batch, heads, q_len), -jnp.inf, dtype)
+        output, lse = made_varying((output, lse), varying_axes((q, k, v)))
     else:
         if q.shape[3] == 1:
             # A product of numbers, and not of matrices, could be fused: see `below`.

@@ -180,15 +180,15 @@ def _fold(
     if not lacking or request.layout == "thd":
         return request, ""
     arrays = dict(request.arrays)
-    if (
-        lacking <= {"q_lengths", "kv_lengths"}
-        and "segment_ids" in capabilities.features
-    ):
+    lengths = lacking & {"q_lengths", "kv_lengths"}
+    # A mask takes the rest with them; without one the rest alone is refused.
+    needs_mask = lacking != lengths and "mask" in capabilities.features
+    if lengths and "segment_ids" in capabilities.features and not needs_mask:
         for name in ("q_lengths", "kv_lengths"):
             arrays.pop(name, None)
         arrays["q_segment_ids"] = ArraySpec((request.batch, request.q_len), "int32")
         arrays["kv_segment_ids"] = ArraySpec((request.batch, request.kv_len), "int32")
-        detail = f"{' and '.join(sorted(lacking))} into segment ids"
+        detail = f"{' and '.join(sorted(lengths))} into segment ids"
         steps.append(Adaptation("fold_segments", detail, "one id per token is written"))
         folded = dataclasses.replace(request, arrays=tuple(sorted(arrays.items())))
         return folded, "segments"

@@ -288,7 +288,9 @@ def _within_jax(value: Any) -> Any:
 
     As `adaptation` does for what JAX holds in a wider dtype than the logits have.
     """
-    if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.floating):
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    if not np.issubdtype(value.dtype, np.floating):
         return value
     dtype = jax.dtypes.canonicalize_dtype(value.dtype)
     if np.dtype(dtype).itemsize >= value.dtype.itemsize:

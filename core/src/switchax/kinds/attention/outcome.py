@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from switchax.errors import RegistrationError
+from switchax.kind import Arrays
 
 from .adaptation import AttentionPlan, change_layout
 from .request import AttentionRequest
@@ -140,17 +141,18 @@ def _parts(result: Any) -> tuple[Any, Any, Any]:
     return result, None, None
 
 
-def answer_without_keys(request: AttentionRequest, softmax_aux: Any) -> dict[str, Any]:
+def answer_without_keys(request: AttentionRequest, arrays: Arrays) -> dict[str, Any]:
     """The result where no row has a key to see (R1, R6): no kernel is needed.
 
     Args:
         request: The request as the user made it.
-        softmax_aux: `[heads]` or `[heads, num_sinks]`, or None.
+        arrays: Those of the call. Nothing but softmax_aux has a value that counts;
+            inside a `shard_map` the answer varies over its axes as they do.
 
     Returns:
         The fields of `AttentionOutput` by name.
     """
-    r = request
+    r, softmax_aux = request, arrays.get("softmax_aux")
     precise = np.float64 if r.dtype == "float64" else np.float32
     lse = jnp.full((r.heads,), -jnp.inf, precise)
     if softmax_aux is not None and softmax_aux.size:
@@ -161,7 +163,7 @@ def answer_without_keys(request: AttentionRequest, softmax_aux: Any) -> dict[str
         lse = jnp.where(has_some, lse, -jnp.inf)
     batch = () if r.layout == "thd" else (r.batch,)
     shape = {"b": r.batch, "t": r.q_len, "h": r.heads, "d": r.v_head_dim}
-    return {
+    answer = {
         "attention_outputs": jnp.zeros(
             [shape[axis] for axis in r.layout], r.output_dtype
         ),
@@ -172,3 +174,14 @@ def answer_without_keys(request: AttentionRequest, softmax_aux: Any) -> dict[str
         if r.return_lse
         else None,
     }
+    return {name: _varying_as(arrays, x) for name, x in answer.items()}
+
+
+def _varying_as(arrays: Arrays, x: Any) -> Any:
+    """Returns x, by its type varying over the mesh axes over which any array does."""
+    if x is None:
+        return None
+    types = [jax.typeof(a).manual_axis_type for a in (*arrays.values(), x)]
+    known = types.pop().varying
+    lacking = tuple(sorted(frozenset[str]().union(*(t.varying for t in types)) - known))
+    return jax.lax.pcast(x, lacking, to="varying") if lacking else x

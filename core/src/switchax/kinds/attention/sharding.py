@@ -75,8 +75,10 @@ def specs(
         entries = tuple(wishes.get(name) or ())
         if name in ("bias", "mask") and entries[1] is None:
             # They follow query's heads, else a layout that fits would be undone.
-            heads, taken = set(flat_names(by_letter["h"])), set(flat_names(entries))
-            entries = (entries[0], tuple(sorted(heads - taken)), *entries[2:])
+            taken = set(flat_names(entries))
+            # In their order, which says what part of the heads a device holds.
+            heads = (name for name in flat_names(by_letter["h"]) if name not in taken)
+            entries = (entries[0], tuple(heads), *entries[2:])
         # The last dimensions of what is broadcastable, as numpy aligns them.
         found[name] = as_spec(entries[len(entries) - len(array.shape) :])
     return found
