@@ -31,6 +31,7 @@ from .suite import LEVELS, Case, Finding
 __all__ = ["Run", "cases_of", "conform"]
 
 _INFINITE = 1e300
+_KEPT = 150  # cases whose programs are kept
 _TRIES = 24  # each compiles a call or two
 _NO_SIZE = "no size was found that it takes: `limits` and `multiples` of Capabilities "
 _NO_SIZE += "tell the kit which to ask"
@@ -204,6 +205,10 @@ class Run:
             if progress is not None:
                 progress(number, len(cases), case)
             self._one(case)
+            # Each program has pages of its own, of which a process may have only so
+            # many.
+            if number % _KEPT == _KEPT - 1:
+                jax.clear_caches()  # type: ignore[no-untyped-call]
         return True
 
     def try_case(self, case: Case) -> tuple[Failure | None, str]:
@@ -286,7 +291,8 @@ class Run:
         except UnsupportedError as error:
             reasons = itertools.chain.from_iterable(error.refusals.values())
             if any(reason.code == "fault" for reason in reasons):
-                return "raised", Finding(text=first_line(error))
+                rule = self.cls.kind.suite.declaration
+                return "raised", Finding(text=first_line(error), rule=rule)
             return "refused", Finding(text=first_line(error))
         except RefusedLate as error:
             rule = self.cls.kind.suite.declaration

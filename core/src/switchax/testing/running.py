@@ -12,7 +12,7 @@ import jax
 from switchax.errors import UnsupportedError, first_line
 from switchax.operation import BaseOperation, defined_methods
 
-__all__ = ["RefusedLate", "watched", "wide_types"]
+__all__ = ["RefusedLate", "devices", "watched", "wide_types"]
 
 
 class RefusedLate(Exception):
@@ -22,6 +22,14 @@ class RefusedLate(Exception):
 def wide_types(dtype: str) -> contextlib.AbstractContextManager[Any]:
     """JAX has float64 only where it is enabled."""
     return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
+
+
+def devices() -> list[str]:
+    """Returns Python that gives a CPU as many devices as it has here."""
+    if jax.default_backend() != "cpu":
+        return []
+    flag = f"--xla_force_host_platform_device_count={jax.device_count()}"
+    return ["import os", "", f'os.environ["XLA_FLAGS"] = "{flag}"', ""]
 
 
 def watched(cls: type[BaseOperation]) -> type[BaseOperation]:

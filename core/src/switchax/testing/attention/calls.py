@@ -30,6 +30,7 @@ __all__ = [
 
 INF, NAN = math.inf, math.nan
 _APART = 1 << 16
+_BLOCK = 128  # of keys, as kernels have them
 _ALIKE_IN_FLOAT32 = 1 << 24  # and the number after it
 Array = NDArray[Any]
 
@@ -54,16 +55,17 @@ class AttentionCall:
             1]`, "key" `[kv_len]`, or "minus_inf", full with some -inf and some rows
             of nothing else.
         bias_level: What is added to the bias.
-        bias_dtype: Dtype of bias; "" is that of query.
+        bias_dtype: Dtype of bias and sinks; "" is that of query, and for sinks float32,
+            or float64 for float64.
         mask: "" (none), "full", "key", "square", "head", "sample" or "padding", shaped
             as those of bias, or "by_head" `[batch, heads, 1, kv_len]`, by which every
             row sees a key; or "row", by which some rows see none.
         segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
             "apart" (the later half of the rows sees none), "many" (a document for
-            every two tokens), "negative" (on both sides, at the start) or "trailing"
-            (at the end).
+            every two tokens), "descending" (four documents, whose ids fall),
+            "negative" (on both sides, at the start) or "trailing" (at the end).
         lengths: "", "q", "kv" or "both": of the samples, the first is two thirds of
-            the axis, the second 0, the third beyond it.
+            the axis (or, by seed, whole blocks), the second 0, the third beyond it.
         causal: As in the call.
         window: As in the call.
         offset: "zero", "negative", "last" (`kv_len - q_len`), "beyond" (past all
@@ -266,7 +268,7 @@ def _logit_arrays(
         shape = (heads, call.sinks) if call.sinks else (heads,)
         precise = "float64" if call.dtype == "float64" else "float32"
         sinks = call.sink_level + rng.normal(size=shape)
-        arrays["softmax_aux"] = sinks.astype(precise)
+        arrays["softmax_aux"] = sinks.astype(call.bias_dtype or precise)
     return arrays
 
 
@@ -283,6 +285,8 @@ def _visibility_arrays(
             # By seed, so that calls that are mapped over differ in them.
             odd = call.seed // 2 % 2
             some = [length - length // 3 - (odd if length > 3 else 0), 0]
+            if odd and length > _BLOCK:  # a whole block, or two of half the size
+                some[0] = _BLOCK if length > 2 * _BLOCK else _BLOCK // 2
             some = [*(some[::-1] if odd and batch > 1 else some), length + 3, length]
             arrays[f"{name}_lengths"] = np.resize(some, batch).astype("int32")
     if call.dropout:
@@ -313,6 +317,9 @@ def _segment_ids(
         )
     if call.segments == "many":
         documents = (np.arange(length) // 2 for length in (q_len, kv_len))
+        q_ids, kv_ids = (np.tile(ids, (batch, 1)) for ids in documents)
+    if call.segments == "descending":
+        documents = (3 - np.arange(n) * 4 // max(n, 1) for n in (q_len, kv_len))
         q_ids, kv_ids = (np.tile(ids, (batch, 1)) for ids in documents)
     # No negative id matches, whichever it is: both sides have equal ones.
     if call.segments == "trailing":
@@ -357,10 +364,9 @@ def _options(call: AttentionCall) -> dict[str, Any]:
 
 def _soil(call: AttentionCall, drawn: Drawn) -> None:
     visible = visible_pairs(call, drawn)
-    group = call.heads // call.kv_heads
-    batch, _, q_len, kv_len = visible.shape
-    seen = visible.any(axis=2).reshape(batch, call.kv_heads, group, kv_len).any(axis=2)
-    unseen = to_layout(~np.swapaxes(seen, 1, 2)[..., None], call.layout)
+    q_len = call.q_len
+    seen = np.asarray(visible.any(axis=(1, 2)))
+    unseen = to_layout(~seen[:, :, None, None], call.layout)
     for name in ("key", "value"):
         array = drawn.arrays[name]
         drawn.arrays[name] = np.where(unseen, _dirt(array), array)

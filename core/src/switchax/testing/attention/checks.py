@@ -11,6 +11,7 @@ from .subject import Subject
 from .transforms import (
     check_forward_mode,
     check_mapped,
+    check_mapped_dropout,
     check_mesh,
     check_second_order,
     check_sequence_mesh,
@@ -45,6 +46,7 @@ CHECKS: dict[str, Callable[[Subject], Finding]] = {
     "keywords": check_keywords,
     "transforms": check_transforms,
     "mapped": check_mapped,
+    "mapped dropout": check_mapped_dropout,
     "in turn": check_in_turn,
     "at once": check_at_once,
     "mesh": check_mesh,

@@ -26,9 +26,10 @@ _QUICK: dict[str, list[Changes]] = {
         {"heads": 1, "kv_heads": 1, "batch": 5},
     ],
     "head_dim": [{"head_dim": 64}, {"head_dim": 256}, {"v_head_dim": 24}],
-    # The long ones have three blocks of 128, the number at which neighbours end.
+    # The long ones have three blocks of 128, the number at which neighbours end; the
+    # even ones whole blocks.
     "lengths_of_axes": [
-        {"q_len": 17, "kv_len": 33},
+        {"q_len": 128, "kv_len": 256},
         {"q_len": 1, "kv_len": 300},
         {"q_len": 300, "kv_len": 300, "batch": 1},
     ],
@@ -67,6 +68,7 @@ _FULL: dict[str, list[Changes]] = {
     "lengths_of_axes": [
         {},
         *_QUICK["lengths_of_axes"],
+        {"q_len": 17, "kv_len": 33},
         {"q_len": 64, "kv_len": 63},
         {"q_len": 150, "kv_len": 150, "batch": 1},
         {"q_len": 300, "kv_len": 520, "batch": 1},

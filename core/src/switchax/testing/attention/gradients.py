@@ -10,13 +10,19 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from switchax.testing.suite import Finding
+from switchax.testing.suite import Finding, worst
 from switchax.testing.tolerance import ROUNDING
 
 from .calls import Drawn, to_layout
 from .subject import Subject, of_oracle
 
-__all__ = ["as_stacked", "gradient_findings", "gradients_of", "slack_of"]
+__all__ = [
+    "as_stacked",
+    "gradient_findings",
+    "gradients_of",
+    "result_findings",
+    "slack_of",
+]
 
 Floats = NDArray[np.float64]
 # The sum of terms that are rounded each by itself errs by so many times the root of the
@@ -51,19 +57,41 @@ def as_stacked(found: Any) -> Any:
 def gradient_findings(
     subject: Subject, drawn: list[Drawn], given: Any, found: Any, how: str
 ) -> list[Finding]:
-    """Compares outputs and their gradients, of several calls along the first axis."""
-    outputs, gradients = np.asarray(found[0]), found[1]
-    expected = np.stack([call.oracle().output for call in drawn])
-    findings = [subject.measure(f"output {how}", outputs, expected)]
-    if not gradients or findings[0].is_wrong:
+    """Compares outputs and their gradients, of several calls along the first axis.
+
+    Args:
+        subject: The operation and the call.
+        drawn: The calls.
+        given: Cotangents by field, the same for each call.
+        found: Outputs by field, and gradients by argument.
+        how: In which way they were computed.
+    """
+    results, gradients = found
+    findings = result_findings(subject, drawn, results, how)
+    if not gradients or worst(findings).is_wrong:
         return findings
-    pairs = zip(drawn, outputs, strict=True)
+    pairs = zip(drawn, np.asarray(results["attention_outputs"]), strict=True)
     each = [gradients_of(subject, call, given, output) for call, output in pairs]
     for name, gradient in gradients.items():
         wanted = np.stack([gradients[name] for gradients, _ in each])
         slack = [slack[name] for _, slack in each if slack[name] is not None]
         limits = wanted, 3, "", np.stack(slack) if slack else None
         findings.append(subject.measure(f"d_{name} {how}", gradient, *limits))
+    return findings
+
+
+def result_findings(
+    subject: Subject, drawn: list[Drawn], found: Mapping[str, Any], how: str
+) -> list[Finding]:
+    """Compares outputs by field, of several calls along the first axis."""
+    findings = []
+    for field, got in found.items():
+        name = "lse" if field == "lse" else "output"
+        wanted = np.stack([getattr(call.oracle(), name) for call in drawn])
+        stored = 0 if name == "lse" else 3
+        findings.append(
+            subject.measure(f"{name} {how}", np.asarray(got), wanted, stored)
+        )
     return findings
 
 

@@ -68,10 +68,12 @@ def shapes(full: bool) -> list[Entry]:
     one = {"heads": 1, "kv_heads": 1}
     entries: list[Entry] = [
         ("R1", {"kv_heads": 2}),
-        ("R1", {"kv_heads": 1}),
+        ("R1", {"heads": 16, "kv_heads": 1}),
         ("R1", one),
         ("R1", {"head_dim": 32, "v_head_dim": 16}),
         ("R1", {"head_dim": 80}),
+        ("R1", {"head_dim": 20}),
+        ("R1", {"head_dim": 320, **one}),
         ("R1", {"head_dim": 128, **one}),
         ("R1", {"head_dim": 192, **one}),
         ("R1", {"heads": 12, "kv_heads": 4}),
@@ -80,7 +82,7 @@ def shapes(full: bool) -> list[Entry]:
         ("R1", {"kv_len": 0}),
         ("R1", {"batch": 0}),
     ]
-    lengths: tuple[int, ...] = (1, 64, 65, 129, 200)
+    lengths: tuple[int, ...] = (1, 2, 64, 65, 128, 129, 200)
     if full:
         lengths = (1, 2, 7, 63, 64, 65, 127, 128, 129, 200, 257)
         entries += [("R1", {"head_dim": d, **one}) for d in (32, 64, 96, 256)]
@@ -113,6 +115,7 @@ def logits(full: bool) -> list[Entry]:
         ("R2", {"bias": "row"}),
         ("R2", {"bias": "key"}),
         ("R2", {"bias": "square"}),
+        ("R2", {"bias": "by_head"}),
         ("R2", {"bias": "full", "bias_level": -200.0}),
         ("R2", {"bias": "padding"}),
         ("R2", {"soft_cap": 0.8}),
@@ -120,7 +123,7 @@ def logits(full: bool) -> list[Entry]:
         ("R2", {"soft_cap": 2.0, "head_dim": 64}),
         ("R9", {"sinks": 0}),
         ("R9", {"sinks": 2}),
-        ("R9", {"sinks": 0, "kv_heads": 2}),
+        ("R9", {"sinks": 2, "kv_heads": 2}),
         ("R9", {"sinks": 0, "sink_level": 95.0}),
         ("R9", {"sinks": 2, "soft_cap": 0.8, "scale": 2.0}),
     ]
@@ -138,6 +141,7 @@ def visibilities(full: bool) -> list[Entry]:
     block = {"q_len": 130, "kv_len": 9, "batch": 1, **one}
     square = {"q_len": 9, "kv_len": 9}
     large = {"q_len": 257, "kv_len": 257, "batch": 1, **one}  # three blocks of 128
+    even = {"q_len": 128, "kv_len": 128, "batch": 1, **one}  # of whole blocks
     third = {"q_len": 600, "kv_len": 600}  # and of 256
     split = {"q_len": 1, "kv_len": 3000}  # the last of three splits is all hidden
     entries: list[Entry] = [
@@ -153,6 +157,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"causal": True}),
         ("R3", {"causal": True, **one}),
         ("R3", {"causal": True, "q_len": 70, "kv_len": 70, "batch": 1}),
+        ("R3", {"causal": True, **even}),
         ("R2", {"causal": True, "soft_cap": 0.8}),
         ("R5", {"window": (2, 0)}),
         ("R5", {"window": (0, 2)}),
@@ -172,6 +177,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R4", {"causal": True, "offset": "last", **long}),
         ("R4", {"causal": True, "offset": "traced", **long}),
         ("R4", {"window": (4, 0), "offset": "last", **long}),
+        ("R4", {"window": (4, 0), "offset": "traced", **long}),
         ("R5", {"window": (4, 0), "causal": True, "offset": "last", **long}),
         ("R3", {"segments": "ids", **square}),
         ("R3", {"segments": "ids", "layout": "thd", **square}),
@@ -179,10 +185,14 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"segments": "many", "q_len": 40, "kv_len": 40, "batch": 1}),
         ("R3", {"lengths": "kv", "kv_len": 70, "batch": 1}),
         ("R3", {"lengths": "kv", "kv_len": 300, "batch": 1}),
+        ("R3", {"lengths": "kv", "kv_len": 300, "batch": 1, "seed": 2}),
+        ("R3", {"lengths": "kv", "kv_len": 256, "batch": 1, "seed": 2}),
+        ("R3", {"segments": "descending", **even, "q_len": 200, "kv_len": 200}),
         ("R3", {"lengths": "kv", **split, "batch": 1, **one}),
         ("R6", {"mask": "row"}),
         ("R6", {"causal": True, "offset": "negative"}),
         ("R6", {"bias": "minus_inf"}),
+        ("R6", {"bias": "minus_inf", "plain": True}),
         ("R6", {"window": (3, 0), **block}),
         ("R6", {"segments": "apart"}),
         ("R6", {"lengths": "kv"}),
@@ -190,6 +200,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R6", {"window": (0, 0), "offset": "negative", "layout": "bhtd"}),
         ("R6", {"window": (5, 0), "offset": "beyond"}),
         ("R3", {"segments": "negative", **square}),
+        ("R3", {"segments": "negative", "layout": "thd", **square}),
         ("R3", {"lengths": "q"}),
         ("R3", {"lengths": "both", "kv_len": 9, "batch": 3}),
         ("R4", {"causal": True, "offset": "negative", **long}),

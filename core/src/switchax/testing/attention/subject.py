@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from switchax.capabilities import Capabilities
@@ -16,15 +18,17 @@ from switchax.testing.suite import Finding
 from switchax.testing.tolerance import allowed, distance, farthest
 
 from .calls import AttentionCall, Drawn, draw, largest_logit, longest
-from .programs import Programs
+from .programs import Programs, traced
 
 __all__ = [
     "Subject",
     "asking",
     "cotangents",
+    "fields_of",
     "of_oracle",
-    "output_of",
     "outputs",
+    "pulled",
+    "results_of",
 ]
 
 
@@ -100,9 +104,19 @@ class Subject:
 
 
 def cotangents(
-    call: AttentionCall, drawn: Drawn, fields: Iterable[str] = ("attention_outputs",)
+    call: AttentionCall,
+    drawn: Drawn,
+    fields: Iterable[str] = ("attention_outputs",),
+    others: Iterable[Drawn] = (),
 ) -> dict[str, Any]:
-    """Draws cotangents of outputs by field; 0 for the lse of rows that see nothing."""
+    """Draws cotangents of outputs by field; 0 for the lse of rows that see nothing.
+
+    Args:
+        call: The call.
+        drawn: Its values.
+        fields: Of `AttentionOutput`.
+        others: Calls that are given the same cotangents.
+    """
     expected = drawn.without("dropout_prob", "softmax_aux").oracle()
     shapes = {
         "attention_outputs": expected.output.shape,
@@ -117,7 +131,9 @@ def cotangents(
         if field in fields:
             found[field] = array
     if "lse" in found:
-        found["lse"] = np.where(np.isneginf(expected.lse), 0, found["lse"])
+        for one in (drawn, *others):
+            lse = one.without("dropout_prob", "softmax_aux").oracle().lse
+            found["lse"] = np.where(np.isneginf(lse), 0, found["lse"])
     return found
 
 
@@ -156,6 +172,45 @@ def outputs(subject: Subject, found: AttentionOutput, expected: Any) -> list[Fin
     return findings
 
 
-def output_of(subject: Subject, drawn: Drawn, arrays: Mapping[str, Any]) -> Any:
-    """Returns the output of a call with other arrays, which may be traced."""
-    return subject.operation(**arrays, **drawn.options).attention_outputs
+def results_of(
+    subject: Subject, drawn: Drawn, arrays: Mapping[str, Any], *fields: str
+) -> dict[str, Any]:
+    """Returns outputs of a call with other arrays, which may be traced.
+
+    Args:
+        subject: The operation.
+        drawn: The call, of which only options count.
+        arrays: Its arrays by argument.
+        *fields: Of `AttentionOutput`, as `fields_of` returns them.
+    """
+    asked = {"return_lse": True} if "lse" in fields else {}
+    found = subject.operation(**arrays, **drawn.options, **asked)
+    return {field: getattr(found, field) for field in fields}
+
+
+def fields_of(subject: Subject, drawn: Drawn, derived: bool) -> tuple[str, ...]:
+    """Returns the outputs that a call is asked for: lse too, if that is honoured.
+
+    Args:
+        subject: The operation and the call.
+        drawn: The call.
+        derived: Whether they are to be derived.
+    """
+    whole = ("attention_outputs", "lse")
+    capabilities = subject.capabilities
+    known = capabilities.differentiable if derived else capabilities.features
+    if "return_lse" not in subject.asked or "lse" not in known:
+        return whole[:1]
+    try:  # it may give lse in some calls only
+        jax.eval_shape(lambda a: results_of(subject, drawn, a, *whole), traced(drawn))
+    except UnsupportedError:
+        return whole[:1]
+    return whole
+
+
+def pulled(
+    function: Callable[[Any], Any], floats: Any, given: Mapping[str, Any]
+) -> tuple[Any, Any]:
+    """Returns results by field, and gradients by their cotangents."""
+    result, pull = jax.vjp(function, floats)
+    return result, pull({name: jnp.asarray(array) for name, array in given.items()})[0]

@@ -15,7 +15,7 @@ from switchax.kinds.attention.features import FEATURES
 from switchax.operation import BaseOperation
 from switchax.target import Target
 from switchax.testing.lowered import lower_for
-from switchax.testing.running import wide_types
+from switchax.testing.running import devices, wide_types
 from switchax.testing.suite import Case, Finding, Suite
 
 from .calls import AttentionCall, draw
@@ -70,6 +70,7 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
 )
 
 _COMPUTING = frozenset({"value", "dropout"})
+_ON_DEVICES = frozenset({"mesh", "sequence mesh", "shard_map"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +124,7 @@ class AttentionCase(Case):
     def run(self, operation: BaseOperation) -> Finding:
         """Runs the check."""
         rule = self.feature if self.check == "refused" else self.rule
-        with wide_types(self.call.dtype):
+        with jax.default_matmul_precision("highest"), wide_types(self.call.dtype):
             subject = Subject(operation, self.call, rule, self.programs, self.dirty)
             try:
                 return CHECKS[self.check](subject)
@@ -182,6 +183,7 @@ class AttentionCase(Case):
         given += [f"feature={self.feature!r}"] if self.feature else []
         return "\n".join(
             [
+                *(devices() if self.check in _ON_DEVICES else ()),
                 "from switchax import OperationRegistry",
                 "from switchax.testing.attention import AttentionCall, AttentionCase",
                 "",
@@ -331,6 +333,8 @@ def _cases(
     hiders: list[dict[str, Any]] = [{"mask": "full"}, {"causal": True}]
     for call in (*hiders, {"lengths": "kv"}):
         yield case("R3", "hidden", bias="full", bias_level=lowest, **call)
+    if main in ("float32", "bfloat16"):  # the least number, by which models hide
+        yield case("R2", "hidden", bias="full", bias_level=-3.3e38)
     # Positions from 256 on are no numbers of bfloat16. Logits are large, so that one
     # key too many has a weight that shows.
     later: dict[str, Any] = {
@@ -343,6 +347,7 @@ def _cases(
     for dtype in dtypes[1:]:
         yield case("R8", dtype=dtype, causal=True, factor=1.5, **later)
         yield case("R8", dtype=dtype, bias="full", bias_dtype="float32")
+        yield case("R8", dtype=dtype, sinks=0, bias_dtype=dtype)
         yield case(
             "R8", dtype=dtype, bias="full", bias_dtype="float32", bias_level=-200.0
         )
@@ -370,17 +375,23 @@ def _cases(
     yield case("R13", "at once", scale=0.3)
     yield case("R13", "at once", scale=0.3, **_options(capabilities))
     yield case("R13", "transforms")
-    yield case("R13", "transforms", causal=True)
-    for call in (
+    yield case("R13", "transforms", causal=True, kv_heads=2)
+    mapped: list[dict[str, Any]] = [
         {"lengths": "kv"},
         {"mask": "sample"},
         {"segments": "ids", "q_len": 9, "kv_len": 9},
         {"bias": "full"},
         {"causal": True, "offset": "batch", "kv_len": 9},
         {"causal": True, "offset": "traced", "kv_len": 9},
-        {"sinks": 0},
-    ):
-        yield case("R13", "mapped", **call)
+        {"sinks": 0, "kv_heads": 2},
+        {"window": (2, 0), "soft_cap": 0.8, "scale": 0.3},
+    ]
+    mapped += [{"dtype": dtype, "kv_heads": 2} for dtype in dtypes[1:]]
+    yield from (case("R13", "mapped", **call) for call in mapped)
+    yield case("R13", "mapped dropout", dropout=0.25)
+    if capabilities.forward_mode:  # else one call says that it raises
+        yield case("R13", "forward mode", bias="full", causal=True, kv_heads=2)
+        yield case("R13", "forward mode", sinks=0, soft_cap=0.8)
     yield case("R13", "second order", causal=True)
     yield case("R13", "second order", soft_cap=0.8)
     yield case("R13", "second order", bias="full", sinks=0)

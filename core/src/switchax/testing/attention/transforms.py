@@ -16,13 +16,22 @@ from switchax.target import current_target
 from switchax.testing.suite import Finding, worst
 
 from .calls import Drawn, draw
-from .gradients import as_stacked, gradient_findings
+from .gradients import as_stacked, gradient_findings, result_findings
 from .programs import traced
-from .subject import Subject, asking, cotangents, of_oracle, output_of
+from .subject import (
+    Subject,
+    asking,
+    cotangents,
+    fields_of,
+    of_oracle,
+    pulled,
+    results_of,
+)
 
 __all__ = [
     "check_forward_mode",
     "check_mapped",
+    "check_mapped_dropout",
     "check_mesh",
     "check_second_order",
     "check_sequence_mesh",
@@ -35,30 +44,27 @@ Arrays = dict[str, Any]
 
 def check_transforms(subject: Subject) -> Finding:
     """vmap, vmap of grad, remat, scan and no jit mean one call for each (R13)."""
-    call = subject.call
     drawn = _two(subject)
     names = subject.derived(drawn[0])
-    given = cotangents(call, drawn[0])
-    (d_output,) = given.values()
-    expected = [d.oracle().output for d in drawn]
+    fields, derived, given = _asked(subject, drawn)
     everything = _axes(drawn[0], drawn[0].arrays, varied=False)
     first, both = traced(drawn[0]), _stacked(drawn, everything)
 
-    def output(arrays: Arrays) -> Any:
-        return output_of(subject, drawn[0], arrays)
+    def results(arrays: Arrays, fields: Iterable[str] = fields) -> Any:
+        return results_of(subject, drawn[0], arrays, *fields)
 
     def gradient(arrays: Arrays, use: Any = lambda function: function) -> Any:
         floats = {n: arrays[n] for n in names}
-        result, pull = jax.vjp(use(lambda f: output({**arrays, **f})), floats)
-        return result, pull(jnp.asarray(d_output))[0]
+        return pulled(use(lambda f: results({**arrays, **f}, derived)), floats, given)
 
-    scanned = jax.jit(lambda a: jax.lax.scan(lambda c, x: (c, output(x)), 0, a)[1])
+    scanned = jax.jit(lambda a: jax.lax.scan(lambda c, x: (c, results(x)), 0, a)[1])
+    plain = as_stacked(results(first))
     findings = [
-        subject.measure("output outside of jit", output(first), expected[0]),
-        subject.measure("output under scan", scanned(both), np.stack(expected)),
-        _mapped(subject, drawn, drawn[0].arrays),
-        _mapped(subject, drawn, ["query"]),
-        _mapped(subject, drawn, ["key", "value"], varied=True),
+        *result_findings(subject, drawn[:1], plain, "outside of jit"),
+        *result_findings(subject, drawn, scanned(both), "under scan"),
+        *_mapped(subject, drawn, drawn[0].arrays),
+        *_mapped(subject, drawn, ["query"]),
+        *_mapped(subject, drawn, ["key", "value"], varied=True),
     ]
     if names and not worst(findings).is_wrong:
         try:
@@ -81,21 +87,19 @@ def check_mapped(subject: Subject) -> Finding:
     drawn = _two(subject)
     first, names = drawn[0], subject.derived(drawn[0])
     others = first.arrays.keys() - {"query", "key", "value"}
-    findings = [_mapped(subject, drawn, first.arrays, varied=True)]
-    findings += [_mapped(subject, drawn, others)] if others else []
+    findings = _mapped(subject, drawn, first.arrays, varied=True)
+    findings += _mapped(subject, drawn, others) if others else []
     if not names or worst(findings).is_wrong:
         return worst(findings)
-    given = cotangents(subject.call, first)
-    (d_output,) = given.values()
+    _, derived, given = _asked(subject, drawn)
 
     def gradient(arrays: Arrays) -> Any:
         rest = {n: a for n, a in arrays.items() if n not in names}
 
-        def output(floats: Any) -> Any:
-            return output_of(subject, first, {**rest, **floats})
+        def results(floats: Any) -> Any:
+            return results_of(subject, first, {**rest, **floats}, *derived)
 
-        result, pull = jax.vjp(output, {n: arrays[n] for n in names})
-        return result, pull(jnp.asarray(d_output))[0]
+        return pulled(results, {n: arrays[n] for n in names}, given)
 
     axes = _axes(first, first.arrays, varied=True)
     try:
@@ -105,6 +109,30 @@ def check_mapped(subject: Subject) -> Finding:
     return worst(
         [*findings, *gradient_findings(subject, drawn, given, found, "under vmap")]
     )
+
+
+def check_mapped_dropout(subject: Subject) -> Finding:
+    """Vmap over keys of dropout drops for each what it drops by itself (R10, R13)."""
+    drawn = draw(subject.call, dirty=False)
+    arrays = traced(drawn)
+    keys = jax.random.split(jax.random.key(subject.call.seed), 2)
+
+    def output(key: Any) -> Any:
+        given = {**arrays, "dropout_key": key}
+        return subject.operation(**given, **drawn.options).attention_outputs
+
+    alone = np.stack([np.asarray(jax.jit(output)(key)) for key in keys])
+    mapped = jax.jit(jax.vmap(output))(keys)
+    return subject.measure("output under vmap of dropout_key", mapped, alone)
+
+
+def _asked(
+    subject: Subject, drawn: list[Drawn]
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, Any]]:
+    """The outputs to ask for, those to derive, and the cotangents of these."""
+    first, *others = drawn
+    fields, derived = (fields_of(subject, first, derived=d) for d in (False, True))
+    return fields, derived, cotangents(subject.call, first, derived, others)
 
 
 def _two(subject: Subject) -> list[Drawn]:
@@ -131,7 +159,7 @@ def _stacked(drawn: list[Drawn], axes: Mapping[str, int]) -> Arrays:
 
 def _mapped(
     subject: Subject, drawn: list[Drawn], names: Iterable[str], varied: bool = False
-) -> Finding:
+) -> list[Finding]:
     """Vmap over some arguments, the others being those of the first call."""
     first, mapped_axes = drawn[0], _axes(drawn[0], names, varied)
     axes = dict.fromkeys(first.arrays) | mapped_axes
@@ -140,11 +168,11 @@ def _mapped(
         dataclasses.replace(first, arrays={**first.arrays, **kept})
         for kept in ({n: d.arrays[n] for n in names} for d in drawn)
     ]
-    mapped = jax.vmap(lambda a: output_of(subject, first, a), in_axes=(axes,))
-    wanted = np.stack([m.oracle().output for m in mixed])
+    fields = fields_of(subject, first, derived=False)
+    mapped = jax.vmap(lambda a: results_of(subject, first, a, *fields), in_axes=(axes,))
     whole = set(names) == set(first.arrays)
-    what = "output under vmap" + ("" if whole else f" of {', '.join(sorted(names))}")
-    return subject.measure(what, jax.jit(mapped)(both), wanted)
+    how = "under vmap" + ("" if whole else f" of {', '.join(sorted(names))}")
+    return result_findings(subject, mixed, jax.jit(mapped)(both), how)
 
 
 def check_mesh(subject: Subject) -> Finding:
@@ -161,21 +189,18 @@ def check_sequence_mesh(subject: Subject) -> Finding:
 
 
 def _on_a_mesh(subject: Subject, *axes: str) -> Finding:
-    call, drawn = subject.call, subject.draw()
-    one = min(2, jax.device_count())
-    sizes = (one, min(2, jax.device_count() // one))
+    drawn = subject.draw()
     kinds = (jax.sharding.AxisType.Auto,) * 2
-    mesh = jax.make_mesh(sizes, axes, kinds)
-    names, given = subject.derived(drawn), cotangents(call, drawn)
-    (d_output,) = given.values()
+    mesh = jax.make_mesh((2, 2), axes, kinds)
+    names = subject.derived(drawn)
+    _, derived, given = _asked(subject, [drawn])
     arrays = traced(drawn)
 
     def run(floats: Any) -> Any:
-        def output(floats: Any) -> Any:
-            return output_of(subject, drawn, {**arrays, **floats})
+        def results(floats: Any) -> Any:
+            return results_of(subject, drawn, {**arrays, **floats}, *derived)
 
-        result, pull = jax.vjp(output, floats)
-        return result, pull(jnp.asarray(d_output))[0] if names else {}
+        return pulled(results, floats, given)
 
     with jax.set_mesh(mesh):
         found, gradients = jax.jit(run)({n: arrays[n] for n in names})
@@ -190,15 +215,15 @@ def check_shard_map(subject: Subject) -> Finding:
     over devices is off for opaque kernels: Pallas cannot be traced with it.
     """
     drawn = subject.draw()
-    names, given = subject.derived(drawn), cotangents(subject.call, drawn)
-    (d_output,) = given.values()
+    names = subject.derived(drawn)
+    _, derived, given = _asked(subject, [drawn])
     arrays, call = traced(drawn), subject.call
     # Where samples cannot be split, each device computes all of it.
     is_split = call.layout != "thd" and call.batch % 2 == 0
     split = as_spec(("dp",) if is_split else ())
     mesh = jax.make_mesh((2,), ("dp",), (jax.sharding.AxisType.Auto,))
     compute: Any = jax.shard_map(
-        lambda arrays: output_of(subject, drawn, arrays),
+        lambda arrays: results_of(subject, drawn, arrays, *derived),
         mesh=mesh,
         in_specs=split,
         out_specs=split,
@@ -206,8 +231,7 @@ def check_shard_map(subject: Subject) -> Finding:
     )
 
     def run(floats: Any) -> Any:
-        result, pull = jax.vjp(lambda f: compute({**arrays, **f}), floats)
-        return result, pull(jnp.asarray(d_output))[0] if names else {}
+        return pulled(lambda f: compute({**arrays, **f}), floats, given)
 
     found, gradients = jax.jit(run)({n: arrays[n] for n in names})
     once = as_stacked((found, gradients))
@@ -216,33 +240,36 @@ def check_shard_map(subject: Subject) -> Finding:
 
 def check_forward_mode(subject: Subject) -> Finding:
     """Forward mode is right where it is declared, else it raises (R13)."""
-    call, drawn = subject.call, subject.draw()
+    drawn = subject.draw()
     names = subject.derived(drawn)
     asking(subject, drawn)
     if not names:
         return Finding()
     arrays, tangents = traced(drawn), _directions(drawn, names)
+    _, derived, given = _asked(subject, [drawn])
 
-    def output(floats: Any) -> Any:
-        return output_of(subject, drawn, {**arrays, **floats})
+    def results(floats: Any) -> Any:
+        return results_of(subject, drawn, {**arrays, **floats}, *derived)
 
     floats = {n: arrays[n] for n in names}
     turned = {n: jnp.asarray(t) for n, t in tangents.items()}
     declared = _declares(subject, "forward_mode")
     try:
-        _, found = jax.jit(lambda f, t: jax.jvp(output, (f,), (t,)))(floats, turned)
+        _, found = jax.jit(lambda f, t: jax.jvp(results, (f,), (t,)))(floats, turned)
     except UnsupportedError as error:
         return subject.refused("forward mode", error, "R13") if declared else Finding()
     if not declared:
         text = "forward mode is not declared, and does not raise"
         return Finding(text=text, quantity="jvp", accepted=True)
-    given = cotangents(call, drawn)
-    (d_output,) = given.values()
     wanted = drawn.oracle_vjp(**of_oracle(given))
     expected = sum(
         float((wanted[n] * tangents[n].astype("float64")).sum()) for n in names
     )
-    got = float((np.asarray(found, "float64") * d_output).sum())
+    # Of a row that sees nothing lse is -inf, and its cotangent 0.
+    got = sum(
+        float((np.where(a != 0, np.asarray(found[f], "float64"), 0) * a).sum())
+        for f, a in given.items()
+    )
     return subject.measure("jvp", np.array([got]), np.array([expected]), stored=12)
 
 
@@ -255,13 +282,12 @@ def check_second_order(subject: Subject) -> Finding:
         return Finding()
     arrays, directions = traced(drawn), _directions(drawn, names)
     given = cotangents(call, drawn)
-    (d_output,) = given.values()
 
     def along(floats: Any) -> Any:
         def output(floats: Any) -> Any:
-            return output_of(subject, drawn, {**arrays, **floats})
+            return results_of(subject, drawn, {**arrays, **floats}, *given)
 
-        gradients = jax.vjp(output, floats)[1](jnp.asarray(d_output))[0]
+        gradients = pulled(output, floats, given)[1]
         return sum((gradients[n] * jnp.asarray(directions[n])).sum() for n in names)
 
     declared = _declares(subject, "second_order")

@@ -15,7 +15,7 @@ from switchax.testing.suite import Finding, worst
 from .calls import AttentionCall, draw
 from .gradients import as_stacked, gradient_findings
 from .programs import traced
-from .subject import Subject, asking, cotangents, output_of
+from .subject import Subject, asking, cotangents, results_of
 
 __all__ = ["check_at_once", "check_in_turn"]
 
@@ -66,15 +66,18 @@ def check_at_once(subject: Subject) -> Finding:
     drawn = [draw(one, dirty=False) for one in calls]
     arrays, names = traced(drawn[0]), subject.derived(drawn[0])
     given = cotangents(call, drawn[0])
-    (d_output,) = given.values()
+    cotangent = {field: jnp.asarray(array) for field, array in given.items()}
 
     def run(floats: list[Any]) -> Any:
-        def output(floats: list[Any]) -> Any:
+        def results(floats: list[Any]) -> Any:
             pairs = zip(drawn, floats, strict=True)
-            return [output_of(subject, one, {**arrays, **some}) for one, some in pairs]
+            return [
+                results_of(subject, one, {**arrays, **some}, *given)
+                for one, some in pairs
+            ]
 
-        found, pull = jax.vjp(output, floats)
-        return found, pull([jnp.asarray(d_output)] * len(found))[0] if names else []
+        found, pull = jax.vjp(results, floats)
+        return found, pull([cotangent] * len(found))[0]
 
     outputs, gradients = jax.jit(run)([{n: arrays[n] for n in names}] * len(calls))
     findings = []
@@ -82,7 +85,7 @@ def check_at_once(subject: Subject) -> Finding:
         other = dataclasses.replace(subject, call=one)
         how = f"of {_changed(changes[index - 1])} beside " if index else "beside "
         how += "a call of other options"
-        found = as_stacked((outputs[index], gradients[index] if names else {}))
+        found = as_stacked((outputs[index], gradients[index]))
         findings += gradient_findings(other, [drawn[index]], given, found, how)
     return worst(findings)
 
@@ -91,7 +94,7 @@ def _is_refused(subject: Subject, change: Mapping[str, Any]) -> bool:
     """Whether an operation takes calls of this form in some options only."""
     drawn = draw(dataclasses.replace(subject.call, **change), dirty=False)
     try:
-        jax.eval_shape(lambda a: output_of(subject, drawn, a), traced(drawn))
+        jax.eval_shape(lambda a: results_of(subject, drawn, a), traced(drawn))
     except UnsupportedError:
         return True
     return False

@@ -331,24 +331,48 @@ def _diagonals(kept: Any, visible: Any) -> str:
     """Says along which two axes at once others drop the same, as by i + j, or ""."""
     names = ("samples", "heads", "rows", "keys")
     for one, two in itertools.combinations(range(4), 2):
-        steps = [(1, *_BLOCKS) if axis >= 2 else (1,) for axis in (one, two)]
-        for apart, also in itertools.product(*steps):
-            if one == 2 and apart != also:
-                continue
-            sizes = kept.shape[one] - apart, kept.shape[two] - also
+        if one == 2:
+            continue  # see `_shifts`
+        steps = (1, *_BLOCKS) if two >= 2 else (1,)
+        for also in steps:
+            sizes = kept.shape[one] - 1, kept.shape[two] - also
             if min(sizes) <= 0:
                 continue
             for sign in (1, -1):
                 first = _from(kept, visible, one, 0, sizes[0])
-                other = _from(kept, visible, one, apart, sizes[0])
+                other = _from(kept, visible, one, 1, sizes[0])
                 starts = (0, also) if sign > 0 else (also, 0)
                 first = _from(*first, two, starts[0], sizes[1])
                 other = _from(*other, two, starts[1], sizes[1])
                 both = first[1] & other[1]
                 same = np.array_equal(first[0][both], other[0][both])
                 if both.sum() >= _ENOUGH and same:
-                    what = f"{apart} {names[one]} and {sign * also} {names[two]}"
+                    what = f"1 {names[one]} and {sign * also} {names[two]}"
                     return f"the same is dropped {what} apart"
+    return ""
+
+
+def _shifts(kept: Any, visible: Any) -> str:
+    """Says by how many rows and keys at once others drop the same, or "".
+
+    Of every shift, by one correlation: with 1 for what is kept and -1 for what is
+    dropped, it is the number of pairs where all of them agree.
+    """
+    rows, keys = kept.shape[2:]
+    size = (2 * rows, 2 * keys)
+    for sample, head in np.ndindex(kept.shape[:2]):
+        seen = visible[sample, head]
+        signs = np.where(seen, np.where(kept[sample, head], 1.0, -1.0), 0.0)
+        agreeing, pairs = (
+            np.fft.irfft2(np.abs(np.fft.rfft2(x, size)) ** 2, size)
+            for x in (signs, seen.astype(float))
+        )
+        same = (agreeing > pairs - 0.5) & (pairs > _ENOUGH - 0.5)
+        same[0, 0] = False
+        if same.any():
+            at = zip(np.argwhere(same)[0], kept.shape[2:], strict=True)
+            row, key = (n if n < length else n - 2 * length for n, length in at)
+            return f"the same is dropped {row} rows and {key} keys apart"
     return ""
 
 
@@ -381,7 +405,7 @@ def _dropped_wrongly(
             one, two = (kept.take(at, axis)[both] for at in (first_ones, others))
             if both.sum() >= _ENOUGH and np.array_equal(one, two):
                 return f"two {what} drop the same, {apart} apart"
-    text = _diagonals(kept, visible)
+    text = _diagonals(kept, visible) or _shifts(kept, visible)
     if text:
         return text
     rate = 1 - kept[visible].mean()
