@@ -1,10 +1,15 @@
 """A failure is blamed on the rule that is broken, not on where it was first seen."""
 
+import os
+import subprocess
+import sys
+
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from tests.core.kernels import kernel
 
-from switchax.testing.attention import AttentionCall, AttentionCase
+from switchax.testing.attention import AttentionCall, AttentionCase, draw
 
 CAUSAL = AttentionCase("R12", AttentionCall(causal=True), "refused", feature="causal")
 
@@ -46,3 +51,26 @@ def test_what_has_another_shape_is_blamed_on_shapes(returns):
     finding = AttentionCase("R2", AttentionCall(scale=0.3)).run(operation)
     assert finding.rule == "R1"
     assert "expected output of shape (2, 7, 4, 8)" in finding.text
+
+
+def test_a_snippet_of_a_mesh_brings_its_devices():
+    case = AttentionCase("R13", AttentionCall(batch=4, heads=2, kv_heads=2), "mesh")
+    found = subprocess.run(
+        [sys.executable, "-c", case.snippet("vanilla")],
+        env={n: text for n, text in os.environ.items() if n != "XLA_FLAGS"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.stdout.startswith("right"), found.stderr
+
+
+def test_a_key_is_dirty_only_where_no_head_sees_it():
+    call = AttentionCall(mask="by_head", batch=1, q_len=1, kv_len=9, seed=1)
+    drawn, clean = draw(call), draw(call, dirty=False)
+    mask = drawn.arrays["mask"]
+    seen = mask.any(axis=(0, 1, 2))
+    assert (mask.any(axis=0) != seen).any(), "a head sees other keys"
+    for name in ("key", "value"):
+        kept = (drawn.arrays[name] == clean.arrays[name])[0].all(axis=(1, 2))
+        np.testing.assert_array_equal(kept, seen)

@@ -144,7 +144,7 @@ def test_rules_that_raise_are_a_failure():
     run = Run(raising)
     run.all([case for case in cases if case.call.kv_len == 65][:1], None)
     (failure,) = run.failures.values()
-    assert failure.kind == "raised"
+    assert (failure.rule, failure.kind) == ("R12", "raised")
     assert "not thought of" in failure.text
 
 

@@ -16,6 +16,7 @@ from switchax.testing.suite import Finding
 from .block_mutants import BLOCK_MUTANTS
 from .mutants import MEETINGS, MUTANTS, Right, WideLeft
 from .rare_mutants import RARE_MUTANTS
+from .shape_mutants import SHAPE_MUTANTS
 
 # JAX writes its cache of compiled programs in place: another worker may read half of
 # one, and compiles it then.
@@ -37,6 +38,7 @@ IN_CI = {
     "ScaleCaptured",
     "HeadDimInWholeBlocks",
     "SplitsByLseOfTheLast",
+    "LengthsOfWholeBlocks",
 }
 CACHE = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -144,11 +146,14 @@ def test_each_mutant_is_found_under_its_rule(mutant):
     assert (first.rule, first.kind) == MUTANTS[mutant], str(first)
 
 
-@each(BLOCK_MUTANTS | RARE_MUTANTS)
+MISTAKES = BLOCK_MUTANTS | RARE_MUTANTS | SHAPE_MUTANTS
+
+
+@each(MISTAKES)
 @pytest.mark.usefixtures("only_what_differs", "quickly")
 def test_each_mistake_of_kernels_is_found_under_its_rule(mutant):
     (failure,) = conform(mutant, max_failures=1).failures
-    assert failure.rule in (BLOCK_MUTANTS | RARE_MUTANTS)[mutant], str(failure)
+    assert failure.rule in MISTAKES[mutant], str(failure)
     assert failure.kind == "wrong", str(failure)
 
 

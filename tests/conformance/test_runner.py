@@ -194,6 +194,14 @@ def test_a_rule_of_which_every_case_is_refused_is_said_not_to_be_tested():
     assert report.not_tested["rule N2"] == "all of its cases (2) were refused"
 
 
+def test_a_long_run_does_not_keep_its_programs(monkeypatch):
+    dropped = []
+    monkeypatch.setattr("switchax.testing.conformance._KEPT", 2)
+    monkeypatch.setattr(jax, "clear_caches", lambda: dropped.append(True))
+    assert conform(operation_with(*map(Number, range(5)))).passed
+    assert len(dropped) == 2
+
+
 def test_max_failures_stops_and_says_so():
     cases = Number(9, "wrong above 3"), Number(1)
     report = conform(operation_with(*cases), max_failures=1)
