@@ -180,6 +180,27 @@ def test_a_name_is_refused(new, tmp_path, name, got):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_name_with_capitals_has_modules_without(new, tmp_path):
+    assert new("MyFlash").exit_code == 0
+    folder = tmp_path / "switchax-MyFlash"
+    assert (folder / "src/switchax_myflash/operation.py").is_file()
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    points = project["project"]["entry-points"]["switchax.plugins"]
+    assert points == {"MyFlash": "switchax_myflash.plugin"}
+    assert 'return "MyFlash"' in (
+        folder / "src/switchax_myflash/operation.py"
+    ).read_text("utf-8")
+
+
+def test_the_code_in_its_readme_is_formatted_by_the_longest_name(new, tmp_path):
+    name = "f" * 40
+    assert new(name).exit_code == 0
+    readme = (tmp_path / f"switchax-{name}" / "README.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert blocks
+    assert all(len(line) <= 88 for block in blocks for line in block.splitlines())
+
+
 def test_a_folder_with_something_in_it_is_left_alone(new, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes").write_text("kept")

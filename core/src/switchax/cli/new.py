@@ -140,7 +140,7 @@ def _renamed(text: str, name: str) -> str:
         >>> _renamed("switchax-newkernel: switchax_newkernel.Newkernel", "my-flash")
         'switchax-my-flash: switchax_my_flash.MyFlash'
     """
-    identifier = name.replace("-", "_")
+    identifier = name.replace("-", "_").lower()  # modules have no capitals
     words = re.split("[-_]+", name)
     class_name = "".join(word[:1].upper() + word[1:] for word in words)
 
