@@ -76,6 +76,20 @@ class DocumentsThatRise(Right):
         return hidden(visible, (apart & rises)[:, None, :, None])
 
 
+@mutant("R7")
+class FillingRowsSee(Right):
+    """A key is kept where a row sees it that only fills the last block."""
+
+    def clean(self, call, visible):
+        q, k, v = super().clean(call, visible)
+        q_len, kv_len = call.lengths
+        whole = -(-q_len // BLOCK) * BLOCK
+        keys = jnp.arange(kv_len)[None] - jnp.reshape(call.q_offset, (-1, 1))
+        seen = (keys >= q_len) & (keys < whole) & call.causal
+        seen = seen[..., None, None]
+        return q, jnp.where(seen, call.key, k), jnp.where(seen, call.value, v)
+
+
 @mutant("R1")
 class HeadDimByEights(Right):
     """What is left of head_dim beside vectors of 8 is not read."""

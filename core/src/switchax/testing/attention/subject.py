@@ -89,12 +89,14 @@ class Subject:
         """Compares one array with what the oracle says of it, but for some slack."""
         dtypes, drawn = [self.call.dtype], self.draw()
         growth = largest_logit(self.call, drawn)
-        if name.startswith("d_bias"):  # it is stored as bias is
+        if name.startswith("d_bias"):  # it is stored as bias is, likewise of sinks
             dtypes.append(self.call.bias_dtype or self.call.dtype)
             # What a bias of one key gets are sums over rows that cancel: the cotangents
             # of a row's logits add up to 0. Their errors are those of d_output @ value.
             given = cotangents(self.call, drawn)["attention_outputs"]
             growth = max(growth, longest(given) * longest(drawn.arrays["value"]))
+        elif name.startswith("d_softmax_aux") and self.call.bias_dtype:
+            dtypes.append(self.call.bias_dtype)
         limit = max(allowed(dtype, growth, stored) for dtype in dtypes)
         error, text = distance(got, expected, limit, slack)
         if text:

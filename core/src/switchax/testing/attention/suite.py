@@ -360,6 +360,9 @@ def _cases(
         {**hiding, "kv_heads": 2},
         {**hiding, "plain": True},
         {"causal": True, "q_len": 5, "kv_len": 200, "kv_heads": 2, "plain": True},
+        # Rows that fill the last block would see keys that no other row does.
+        {"causal": True, "q_len": 70, "kv_len": 200, "heads": 1, "kv_heads": 1},
+        {"causal": True, "q_len": 300, "kv_len": 512, "heads": 1, "kv_heads": 1},
     ]
     soiled += [{**hiding, "dtype": dtype} for dtype in dtypes[1:]]
     yield from (case("R7", dirty=True, **call) for call in soiled)
