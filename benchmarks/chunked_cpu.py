@@ -33,6 +33,7 @@ from switchax_chunked.tiling import cache_of_a_core, tiling_for
 HEADS = 8
 SIZES = [(t, d) for d in (64, 128) for t in (512, 1024, 2048, 4096, 8192)]
 TURNS = 5
+WIDTH = 256
 WORKER = Path(__file__).with_name("torch_attention.py")
 
 
@@ -145,36 +146,38 @@ def compare(torch: Torch | None, backward: bool) -> None:
     print(f"of jax.nn, causal, T >= 2048: least {min(of_jax):.2f}")
 
 
+def banded(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Compute attention to the last `WIDTH` keys."""
+    given = {"causal": True, "q_offset": 0, "operation": "chunked"}
+    return switchax.attention(q, k, v, window=(WIDTH - 1, 0), **given)
+
+
 def window() -> None:
     """Print what a window costs, of its share of full attention."""
-    length, width = 8192, 256
+    length = 8192
     operands = [drawn(1, length, HEADS, 64, seed=i) for i in range(3)]
-    full = attention("chunked", False, False)
-
-    @jax.jit
-    def banded(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        given = {"causal": True, "q_offset": 0, "operation": "chunked"}
-        return switchax.attention(q, k, v, window=(width - 1, 0), **given)
-
+    full, call = attention("chunked", False, False), jax.jit(banded)
     ratios = []
     for _ in range(TURNS):
         whole = seconds(lambda: full(*operands), 1)
-        ratios.append(seconds(lambda: banded(*operands), 4) / (whole * width / length))
+        ratios.append(seconds(lambda: call(*operands), 4) / (whole * WIDTH / length))
     print(
-        f"\nwindow of {width} keys at T={length}: {statistics.median(ratios):.2f}",
+        f"\nwindow of {WIDTH} keys at T={length}: {statistics.median(ratios):.2f}",
         end="",
     )
     print(" times its share of full attention")
 
 
+def cache_operands() -> list[jax.Array]:
+    """Return a query row and a cache: batch 8, 32 heads on 8, 8192 keys."""
+    shapes = [(8, 1, 32, 128), (8, 8192, 8, 128), (8, 8192, 8, 128)]
+    return [drawn(*s, seed=i, dtype="bfloat16") for i, s in enumerate(shapes)]
+
+
 def decode() -> None:
     """Print how fast a cache is read, of what a copy reaches."""
-    batch, heads, kv_heads, length, size = 8, 32, 8, 8192, 128
-    q = drawn(batch, 1, heads, size, dtype="bfloat16")
-    k, v = (
-        drawn(batch, length, kv_heads, size, seed=i, dtype="bfloat16") for i in (1, 2)
-    )
-    source = np.zeros(k.size, np.int16)
+    operands = cache_operands()
+    source = np.zeros(operands[1].size, np.int16)
     target = np.ones_like(source)
     calls = {name: attention(name, False, False) for name in ("chunked", "jax.nn")}
     taken: dict[str, list[float]] = {"copy": [], "chunked": [], "jax.nn": []}
@@ -184,12 +187,12 @@ def decode() -> None:
         np.copyto(target, source)
         taken["copy"].append(time.perf_counter() - start)
         for name, call in calls.items():
-            taken[name].append(seconds(partial(call, q, k, v), 2))
+            taken[name].append(seconds(partial(call, *operands), 2))
     # A copy reads and writes source.nbytes; the cache is twice as large, and is read.
     shares = [c / x for c, x in zip(taken["copy"], taken["chunked"], strict=True)]
     others = [x / y for x, y in zip(taken["jax.nn"], taken["chunked"], strict=True)]
     speed = 2 * source.nbytes / statistics.median(taken["copy"]) / 1e9
-    print(f"\ndecode, batch {batch}, {heads} heads on {kv_heads}, {length} keys, bf16:")
+    print("\ndecode, batch 8, 32 heads on 8, 8192 keys, bf16:")
     print(f"  {statistics.median(shares):.0%} of a copy's {speed:.0f} GB/s, ", end="")
     print(f"{statistics.median(others):.1f} times as fast as jax.nn")
 
@@ -197,6 +200,7 @@ def decode() -> None:
 PARTS = ("qk", "values", "exp", "max+sum")
 
 
+@partial(jax.jit, static_argnums=(0, 1))
 def part_of_a_tile(
     part: int, times: int, q: jax.Array, k: jax.Array, v: jax.Array
 ) -> jax.Array:
@@ -228,8 +232,7 @@ def profile(torch: Torch | None) -> None:
         shapes = [(tile.q, size), (size, tile.kv), (tile.kv, size)]
         operands = [drawn(tile.kv_heads, *shape) for shape in shapes]
         calls = {
-            name: partial(jax.jit(part_of_a_tile, static_argnums=(0, 1)), i, times)
-            for i, name in enumerate(PARTS)
+            name: partial(part_of_a_tile, i, times) for i, name in enumerate(PARTS)
         }
         call = attention("chunked", False, False)
         whole = [drawn(1, length, HEADS, size, seed=i) for i in range(3)]
@@ -255,6 +258,78 @@ def profile(torch: Torch | None) -> None:
         shape = f"{tile.kv_heads} x {tile.q} x {tile.kv}"
         texts = "".join(f"{cell:>9}" for cell in cells)
         print(f"{length:>6}{size:>5}{shape:>21}{texts}", flush=True)
+
+
+def profile_window() -> None:
+    """Print what a window's tiles cost by their parts, of the share of full attention.
+
+    A tile of rows reads the keys of its first row to those of its last.
+    """
+    length, size = 8192, 64
+    cache = cache_of_a_core()
+    given = {"is_banded": True, "reach": WIDTH, "cache": cache}
+    tile = tiling_for(length, length, HEADS, 1, **given)
+    keys = WIDTH + tile.q  # but one, in whole vectors
+    times = length // tile.q * HEADS // tile.kv_heads
+    shapes = [(tile.q, size), (size, keys), (keys, size)]
+    operands = [drawn(tile.kv_heads, *shape) for shape in shapes]
+    whole = [drawn(1, length, HEADS, size, seed=i) for i in range(3)]
+    full = attention("chunked", False, False)
+    calls: dict[str, Callable[[], Any]] = {
+        name: partial(part_of_a_tile, i, times, *operands)
+        for i, name in enumerate(PARTS)
+    }
+    calls["chunked"] = partial(jax.jit(banded), *whole)
+    shares: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(TURNS):
+        share = seconds(lambda: full(*whole), 1) * WIDTH / length
+        for name, call in calls.items():
+            shares[name].append(seconds(call, 2) / share)
+    cells = "".join(f"{statistics.median(x):>9.2f}" for x in shares.values())
+    print(f"\nprofile: {WIDTH} keys at T={length}, of the share of full attention")
+    print("  heads x rows x keys" + "".join(f"{name:>9}" for name in shares))
+    print(f"{f'{tile.kv_heads} x {tile.q} x {keys}':>21}{cells}")
+
+
+def cache_products(part: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Compute a step of decoding by products over all heads, up to one of `PARTS`."""
+    batch, _, heads, size = q.shape
+    kv_len, kv_heads = k.shape[1:3]
+    own = np.eye(kv_heads, dtype=bool).reshape(kv_heads, 1, kv_heads, 1)
+    rows = q.reshape(batch, kv_heads, heads // kv_heads, 1, size)
+    rows = jnp.where(own, rows, 0).reshape(batch, heads, -1)
+    exact = {"preferred_element_type": jnp.float32}
+    x = jnp.einsum("bnc,bsc->bns", rows, k.reshape(batch, kv_len, -1), **exact)
+    if part == 0:
+        return x
+    m = x.max(axis=-1, keepdims=True) if part >= 3 else 4.0
+    p = exp_of_logits(x - m) if part >= 2 else x
+    total = p.sum(axis=-1, keepdims=True)[..., None] if part >= 3 else 1e3
+    panels = 8
+    p = p.astype(v.dtype).reshape(batch, heads, panels, -1)
+    values = v.reshape(batch, panels, kv_len // panels, -1)
+    values = jnp.einsum("bnps,bpsc->bpnc", p, values, **exact).sum(axis=1)
+    return values.reshape(batch, heads, kv_heads, size) / total
+
+
+def profile_decode() -> None:
+    """Print what a step of decoding takes by its parts, in times of a copy."""
+    operands = cache_operands()
+    source = np.zeros(operands[1].size, np.int16)
+    target = np.ones_like(source)
+    calls: dict[str, Callable[[], Any]] = {
+        name: partial(jax.jit(cache_products, static_argnums=0), i, *operands)
+        for i, name in enumerate(PARTS)
+    }
+    calls["chunked"] = partial(attention("chunked", False, False), *operands)
+    ratios: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(TURNS):
+        copy = seconds(lambda: np.copyto(target, source), 2)
+        for name, call in calls.items():
+            ratios[name].append(seconds(call, 2) / copy)
+    print("\nprofile: decode as above, in times of a copy of as many bytes")
+    print("".join(f"{name:>9}" for name in ratios))
+    print("".join(f"{statistics.median(x):>9.2f}" for x in ratios.values()))
 
 
 def memory() -> None:
@@ -315,6 +390,8 @@ def main() -> None:
                 decode()
             case "profile":
                 profile(torch)
+                profile_window()
+                profile_decode()
 
 
 if __name__ == "__main__":

@@ -147,6 +147,48 @@ def test_a_row_that_sees_nothing_may_be_nan():
     np.testing.assert_array_equal(found, jax.grad(loss)(Q))
 
 
+def test_a_cotangent_of_a_row_that_sees_nothing_reaches_nothing():
+    given = {"q_lengths": jnp.asarray([T, 4], jnp.int32), "softmax_scale": 0.3}
+    given["mask"] = jnp.ones((1, 1, T, 1), bool).at[:, :, 2].set(False)
+
+    def output(q, k, v, sinks):
+        return borrow_backward(vanilla)(q, k, v, softmax_aux=sinks, **given)[0]
+
+    _, pull = jax.vjp(output, Q, KEYS, VALUES, drawn(H, seed=5))
+    dirty = COTANGENT.at[1, 4:].set(jnp.nan).at[:, 2].set(jnp.inf)
+    clean = COTANGENT.at[1, 4:].set(0).at[:, 2].set(0)
+    jax.tree.map(np.testing.assert_array_equal, pull(dirty), pull(clean))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_numpy_and_none_are_taken_as_attention_takes_them(compiled):
+    given = {
+        "softmax_scale": 0.3,
+        "q_lengths": np.asarray([T, 4], np.int32),
+        "kv_lengths": np.asarray([5, S], np.int32),
+        "causal": True,
+        "q_offset": np.int64(S - T),
+        "bias": None,
+    }
+
+    def loss(function, q):
+        return (function(q, KEYS, VALUES, **given)[0] ** 2).sum()
+
+    found, expected = (
+        jax.grad(functools.partial(loss, f))
+        for f in (borrow_backward(vanilla), vanilla)
+    )
+    found = jax.jit(found) if compiled else found
+    np.testing.assert_allclose(found(Q), expected(Q), rtol=3e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("side", ["q_segment_ids", "kv_segment_ids"])
+def test_ids_of_one_side_are_an_error(side):
+    ids = jnp.zeros((B, T if side.startswith("q") else S), jnp.int32)
+    with pytest.raises(ValueError, match="got one of them; pass both"):
+        borrow_backward(vanilla)(Q, KEYS, VALUES, softmax_scale=1.0, **{side: ids})
+
+
 def test_what_it_cannot_know_is_an_error():
     attend = borrow_backward(vanilla)
     with pytest.raises(TypeError, match="'dropout_prob' whose gradient is not known"):

@@ -159,6 +159,103 @@ def test_what_nothing_sees_may_be_nan_forward_and_backward():
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+FILLED = {
+    "causal": {},
+    "window": {"window": (3, None), "q_offset": jnp.zeros((), jnp.int32)},
+    "mask": {"mask": jnp.ones((1, 1, 1, S), bool)},
+    "lengths": {"kv_lengths": jnp.asarray([S, S], jnp.int32)},
+    "rows": {"q_lengths": jnp.asarray([1000, T], jnp.int32)},
+    "ids": {
+        "q_segment_ids": jnp.zeros((B, T), jnp.int32),
+        "kv_segment_ids": jnp.zeros((B, S), jnp.int32),
+    },
+}
+
+
+@pytest.mark.parametrize("rows", [T, 6], ids=["", "decode"])
+@pytest.mark.parametrize("name", FILLED)
+def test_rows_that_fill_a_block_see_nothing(name, rows):
+    call = {"causal": True, "q_offset": 0, **FILLED[name]}
+    metadata = OperationMetadata(operation_configs={"chunked": BLOCKS})
+    if "q_segment_ids" in call:
+        call["q_segment_ids"] = call["q_segment_ids"][:, :rows]
+
+    def loss(given):
+        given = {**given, "query": given["query"][:, :rows]}
+        out = switchax.attention(
+            **given, **call, operation="chunked", metadata=metadata
+        )
+        return (out**2).sum(), out
+
+    dirty = {
+        name: x.at[:, rows:].set(jnp.nan) if name != "query" else x
+        for name, x in OPERANDS.items()
+    }
+    found, expected = (
+        jax.grad(loss, has_aux=True)(given) for given in (dirty, OPERANDS)
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (0, 0)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_head_dims_of_0_are_those_of_vanilla(sizes, dtype):
+    size, v_size = sizes
+    shapes = {"query": (1, 5, 4, size), "key": (1, 9, 2, size)}
+    shapes |= {"value": (1, 9, 2, v_size)}
+    given = {n: jnp.ones(s, dtype) for n, s in shapes.items()}
+
+    def run(name):
+        def outputs(given):
+            given = {**given, "return_lse": True}
+            return switchax.attention(**given, operation=name)[::2]
+
+        found, pull = jax.vjp(outputs, given)
+        return found, pull(jax.tree.map(jnp.ones_like, found))
+
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(
+            x.astype("float32"), y.astype("float32"), rtol=1e-2
+        ),
+        run("chunked"),
+        run("vanilla"),
+    )
+
+
+def test_a_group_of_several_tiles_has_gradients_under_x64():
+    blocks = ChunkedConfig(block_q=4, block_kv=8, block_heads=1)
+    metadata = OperationMetadata(operation_configs={"chunked": blocks})
+
+    def loss(given, name):
+        out = switchax.attention(**given, operation=name, metadata=metadata)
+        return (out**2).sum()
+
+    with jax.enable_x64(True):
+        found, expected = (
+            jax.grad(loss)(OPERANDS, name) for name in ("chunked", "vanilla")
+        )
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=3e-5, atol=3e-5),
+        found,
+        expected,
+    )
+
+
+def test_a_cotangent_of_a_row_that_sees_nothing_reaches_no_sink():
+    sinks = drawn(H, seed=5)
+
+    def output(sinks):
+        given = {"softmax_aux": sinks, **LENGTHS}
+        return switchax.attention(**OPERANDS, **given, operation="chunked")
+
+    d_output = drawn(B, T, H, 6, seed=9)
+    dirty = d_output.at[0, 7:].set(jnp.nan).at[1].set(jnp.nan)
+    clean = d_output.at[0, 7:].set(0).at[1].set(0)
+    _, pull = jax.vjp(output, sinks)
+    np.testing.assert_array_equal(pull(dirty)[0], pull(clean)[0])
+    assert jnp.isfinite(pull(dirty)[0]).all()
+
+
 TILING = Tiling(kv_heads=1, group=1, q=4, kv=4)
 
 
@@ -226,10 +323,15 @@ def test_blocks_are_numbers_from_1_on(wrong, error):
         dataclasses.replace(BLOCKS, **wrong)
 
 
-def test_weights_are_refused_and_auto_does_not_take_it():
+def test_weights_are_refused():
     with pytest.raises(UnsupportedError, match="weights unused"):
         switchax.attention(**OPERANDS, return_weights=True, operation="chunked")
-    assert "chunked" not in str(switchax.explain(**OPERANDS).chosen)
+
+
+def test_auto_takes_it_where_it_was_measured_alone():
+    assert switchax.explain(**OPERANDS).chosen == "chunked:chunked"
+    assert switchax.explain(**OPERANDS, target="tpu:v5e").chosen != "chunked:chunked"
+    assert switchax.explain(**OPERANDS, target="cuda:h100").chosen != "chunked:chunked"
 
 
 @pytest.mark.parametrize(

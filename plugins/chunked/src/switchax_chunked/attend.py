@@ -77,9 +77,9 @@ def attend(
         lse = jnp.full((batch, heads, q_len), -jnp.inf, dtype)
         output, lse = made_varying((output, lse), varying_axes((q, k, v)))
     else:
-        if q.shape[3] == 1:
-            # A product of numbers, and not of matrices, could be fused: see `below`.
-            q, k = padded(q, 3, 2), padded(k, 3, 2)
+        # A product of numbers, and not of matrices, could be fused: see `below`.
+        q, k = (padded(x, 3, max(q.shape[3], 2)) for x in (q, k))
+        v = padded(v, 3, max(v_head_dim, 1))
         arrays = {
             "q": q,
             "k": k,
@@ -105,7 +105,7 @@ def attend(
             config=config,
         )
         output, lse = attend_keys(static, operands, hidden, key)
-        output = output.reshape(batch, -1, heads, v_head_dim)[:, :q_len]
+        output = output.reshape(batch, -1, heads, v.shape[3])[:, :q_len, :, :v_head_dim]
         lse = lse.reshape(batch, heads, -1)[:, :, :q_len]
     if softmax_aux is None:
         return output, lse
@@ -160,7 +160,7 @@ def prepared(
         x = x.reshape(x.shape[0], *split, *x.shape[2:])
         return x if x.shape[3] == 1 else padded(x, 3, rows, fill)
 
-    q = padded(q, 1, rows).reshape(batch, rows, kv_heads, group, -1)
+    q = padded(q, 1, rows).reshape(batch, rows, kv_heads, group, q.shape[3])
     operands = Operands(q, k, v, by_group(bias, 0))
     hidden = Hidden(
         first=first,
@@ -171,9 +171,8 @@ def prepared(
         kv_ids=kv_segment_ids,
         mask=by_group(mask, False),
     )
-    in_place = q_len <= SHORT or (reach is not None and 4 * reach <= kv_len)
     span = None
-    if in_place and reach is not None and q_len > SHORT:
+    if reach is not None and 4 * reach <= kv_len and q_len > SHORT:
         span = -(-(reach + tiling.q - 1) // 8) * 8
         span = min(kv_len, span)
     static = Static(
@@ -183,7 +182,6 @@ def prepared(
         dropout_prob,
         q_len,
         kv_len,
-        in_place,
         span,
     )
     return static, operands, hidden
@@ -203,4 +201,6 @@ def _with_sinks(output: Array, lse: Array, softmax_aux: Array) -> tuple[Array, A
     total = jnp.where(nothing, 1, total)
     share = jnp.swapaxes(keys / total, 1, 2)[..., None]
     lse = jnp.where(nothing, -jnp.inf, m[..., 0] + jnp.log(total))
-    return output * share, lse
+    # Where no key is seen, a cotangent of the output may be anything.
+    sees_none = jnp.swapaxes(is_empty, 1, 2)[..., None]
+    return jnp.where(sees_none, 0, output * share), lse

@@ -45,9 +45,10 @@ def borrow_backward(
 
     The backward pass is plain JAX by blocks, in memory that grows as the operands do:
     it computes the weights anew from lse. It is right for whatever `forward` computes
-    in the sense of the contract, and has no second derivative. Let `forward` return its
-    output in float32: one that is rounded to bfloat16 or float16 cannot be used, since
-    its rounding would be in every gradient, and is computed anew, by blocks too.
+    in the sense of the contract; second derivatives are not supported. Let `forward`
+    return its output in float32: one that is rounded to bfloat16 or float16 cannot be
+    used, since its rounding would be in every gradient, and is computed anew, by blocks
+    too.
 
         attend = borrow_backward(my_kernel, layout="bhtd")
         output, lse = attend(query, key, value, softmax_scale=0.125, causal=True)
@@ -64,14 +65,16 @@ def borrow_backward(
         A function of query, key and value, and by keyword `softmax_scale` and any of
         `bias`, `mask`, `q_segment_ids`, `kv_segment_ids`, `q_lengths`, `kv_lengths`,
         `causal`, `window`, `q_offset`, `logits_soft_cap` and `softmax_aux`, as
-        `switchax.attention` takes them, but normalised, as a forward method gets them.
+        `switchax.attention` takes them, but normalised, as a forward method gets them;
+        None is as if it were left out.
         It returns the output in query's dtype, and lse. Its gradients are those of
         query, key, value, bias and softmax_aux, by the cotangents of both.
 
     Raises:
         TypeError: If an argument is none of those: what it does cannot be known. So
             with dropout: which weights a kernel drops is its own.
-        ValueError: If `layout` is another.
+        ValueError: If `layout` is another; from the function it returns, for segment
+            ids of one side alone.
     """
     if layout not in ("bthd", "bhtd"):
         raise ValueError(
@@ -86,13 +89,21 @@ def borrow_backward(
                 f"borrow_backward: got an argument {unknown[0]!r} whose gradient is "
                 f"not known; expected some of {', '.join(sorted(known))}"
             )
+        given = {n: x for n, x in given.items() if x is not None}
         if "softmax_scale" not in given:
             raise TypeError("borrow_backward: expected softmax_scale, got none")
+        if ("q_segment_ids" in given) != ("kv_segment_ids" in given):
+            raise ValueError(
+                "borrow_backward: expected q_segment_ids and kv_segment_ids, got one "
+                "of them; pass both"
+            )
         static = {n: x for n, x in given.items() if n in _STATIC}
         arrays = {n: x for n, x in given.items() if n not in _STATIC}
         if isinstance(arrays.get("q_offset"), int):  # blocks are then chosen statically
             static["q_offset"] = arrays.pop("q_offset")
-
+        query, key, value, arrays = jax.tree.map(
+            jnp.asarray, (query, key, value, arrays)
+        )
         query, key, value, arrays = varying_alike((query, key, value, arrays))
 
         @jax.custom_vjp
@@ -138,6 +149,8 @@ def _gradients(
         output = natural(output)
     output, d_output = (natural(x).astype(dtype) for x in (output, d_output))
     lse, d_lse = lse.astype(dtype), d_lse.astype(dtype)
+    if sinks is not None and 0 not in lse.shape:
+        d_output = _where_keys_are_seen(sinks, output, lse, d_output)
     found: dict[str, Any] = dict.fromkeys(arrays)
     if 0 in (batch, q_len, heads, k.shape[1]):
         d_qkv = [jnp.zeros_like(x) for x in qkv]
@@ -148,7 +161,8 @@ def _gradients(
         rows, kv_heads, group = taken.q.shape[1:4]
 
         def by_group(x: Array) -> Array:  # [batch, q_len, heads, size]
-            return padded(x, 1, rows).reshape(batch, rows, kv_heads, group, -1)
+            shape = (batch, rows, kv_heads, group, x.shape[3])
+            return padded(x, 1, rows).reshape(shape)
 
         def of_rows(x: Array, fill: float) -> Array:  # [batch, heads, q_len]
             return padded(x, 2, rows, fill).reshape(batch, kv_heads, group, rows)
@@ -163,7 +177,8 @@ def _gradients(
             by_group(d_output),
             of_rows(d_lse, 0),
         )
-        d_qkv = [d.q.reshape(batch, rows, heads, -1)[:, :q_len], d.k, d.v]
+        d_q = d.q.reshape(batch, rows, heads, q.shape[3])
+        d_qkv = [d_q[:, :q_len], d.k, d.v]
         d_qkv = [natural(x) for x in d_qkv]
         if d.bias is not None:
             shape = given["bias"].shape
@@ -172,6 +187,21 @@ def _gradients(
     if sinks is not None:
         found["softmax_aux"] = _of_sinks(sinks, output, lse, d_output, d_lse)
     return *d_qkv, found
+
+
+def _where_keys_are_seen(
+    sinks: Array, output: Array, lse: Array, d_output: Array
+) -> Array:
+    """Returns d_output, finite in rows that give 0 and have lse of the sinks alone.
+
+    Without sinks such a row has an lse of -inf; what comes back to it may be anything.
+    """
+    total = jax.nn.logsumexp(sinks.astype(lse.dtype).reshape(lse.shape[1], -1), axis=1)
+    most = (total + 1e-5 * (1 + jnp.abs(total))).reshape(1, -1, 1)
+    is_of_sinks = lse <= most
+    gives_none = (output == 0).all(-1) & jnp.swapaxes(is_of_sinks, 1, 2)
+    is_lost = gives_none[..., None] & ~jnp.isfinite(d_output)
+    return jnp.where(is_lost, 0, d_output)
 
 
 def _of_sinks(

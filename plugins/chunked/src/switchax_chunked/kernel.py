@@ -37,6 +37,7 @@ from .logits import (
     dropped,
     logits_of,
     precise,
+    products,
     scale_of,
 )
 from .tiling import ZERO, Place
@@ -82,21 +83,15 @@ def _by_tiles(
     lists = find_lists(hidden, tiling, static.q_len, static.kv_len)
     axes = varying_axes(operands)
     grid = (batch, kv_heads // tiling.kv_heads, group // tiling.group, rows // tiling.q)
-    # Where many rows meet each key, all keys are turned once, and not for every tile.
-    if not static.in_place:
-        k, v = jnp.moveaxis(k, 1, 3), jnp.moveaxis(v, 1, 2)
 
     def products_and_values(q_rows: Array, at: Place) -> tuple[Array, Array]:
-        if static.in_place:
-            keys = jnp.moveaxis(at.take(k, "bkhd", tiling), 0, 1)
-            values = jnp.moveaxis(at.take(v, "bkhd", tiling), 0, 1)
-            terms = "...qd,...kd->...qk"
-        else:
-            keys, values = at.take(k, "bhdk", tiling), at.take(v, "bhkd", tiling)
-            terms = "...qd,...dk->...qk"
-        keys = tiling.of_head(keys).astype(q_rows.dtype)
-        x = jnp.einsum(terms, q_rows, keys, preferred_element_type=dtype)
-        return x, tiling.of_head(values).astype(dtype)
+        # Read where they lie: to turn all of them once costs more than each tile's.
+        keys, values = (
+            tiling.of_head(jnp.moveaxis(at.take(x, "bkhd", tiling), 0, 1))
+            for x in (k, v)
+        )
+        x = products(q_rows, keys.astype(q_rows.dtype), dtype)
+        return x, values.astype(dtype)
 
     def block(number: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
         sample, a, c, i = _unraveled(number, grid)
@@ -121,7 +116,7 @@ def _by_tiles(
             decay = exp_of_logits((m - base) * scale.late)
             l = decay * l + p.sum(axis=-1, keepdims=True)
             p = dropped(static, dropout_key, at, j, p)
-            values = clean(values, logits.key_seen, -2)
+            values = clean(values, logits.key_seen)
             return m_new, l, decay * acc + jnp.matmul(p, values)
 
         lead = q_rows.shape[:-1]
@@ -203,8 +198,7 @@ def gradients(
     chunks = group // tiling.group
     # A product over the rows of both sides is far slower on a CPU than one over the
     # last axis of its first: all that needs to be turned for that is turned here.
-    k_by_head = jnp.moveaxis(k, 1, 2)
-    k_turned, v_turned = (jnp.moveaxis(x, 1, 3) for x in (k, v))
+    k_by_head, v_by_head = (jnp.moveaxis(x, 1, 2) for x in (k, v))
     # A row that sees nothing may hold anything, and 0 * NaN is NaN. What a row that
     # sees a key makes of NaN is in its logits.
     q_finite = jnp.where(jnp.isfinite(q), q, jnp.zeros((), q.dtype))
@@ -226,18 +220,18 @@ def gradients(
 
                 def turned_rows_of(x: Array) -> Array:
                     x = tiling.of_head(at.take(x, "bhdgq", tiling))
-                    return x.reshape(*x.shape[:-2], -1).astype(dtype)
+                    rows = tiling.group * tiling.q
+                    return x.reshape(*x.shape[:-2], rows).astype(dtype)
 
                 sees = None if is_full else hidden
                 q_rows = scale.of(rows_of(q))
-                keys = tiling.of_head(at.take(k_turned, "bhdk", tiling))
-                keys = keys.astype(q_rows.dtype)
-                x = jnp.matmul(q_rows, keys, preferred_element_type=dtype)
+                keys = tiling.of_head(at.take(k_by_head, "bhkd", tiling))
+                x = products(q_rows, keys.astype(q_rows.dtype), dtype)
                 logits = logits_of(static, scale, x, bias, sees, at, key)
                 p = exp_of_logits(below(logits.x * scale.late, rows_of(lse)))
-                values = tiling.of_head(at.take(v_turned, "bhdk", tiling))
-                values = clean(values.astype(dtype), logits.key_seen, -1)
-                d_p = jnp.matmul(rows_of(d_output), values)
+                values = tiling.of_head(at.take(v_by_head, "bhkd", tiling))
+                values = clean(values.astype(dtype), logits.key_seen)
+                d_p = products(rows_of(d_output), values, dtype)
                 d_p = dropped(static, dropout_key, at, j, d_p)
                 d_x = p * (d_p - rows_of(delta))
                 if logits.slope is not None:
@@ -251,15 +245,17 @@ def gradients(
                     d_bias = _added(d_bias, part, at.starts(d_bias, "bhgqk"))
                 d_x = d_x * (scale.early * scale.late)
                 d_k = d_k + jnp.matmul(turned_rows_of(q_turned), d_x)
-                keys = tiling.of_head(at.take(k_by_head, "bhkd", tiling))
-                keys = clean(keys.astype(dtype), logits.key_seen, -2)
+                keys = clean(keys.astype(dtype), logits.key_seen)
                 d_rows = tiling.split(jnp.matmul(d_x, keys))
                 d_q = _added(d_q, d_rows, (ZERO, member, at.row, ZERO))
                 return d_q, d_bias, d_k, d_v
 
             def chunk(c: Array | np.int32, carry: Any) -> Any:
+                # A loop of a static length counts in int64 under x64.
+                member = lax.convert_element_type(c, jnp.int32) * np.int32(tiling.group)
+
                 def visit_rows(is_full: bool, i: Array, carry: Any) -> Any:
-                    return visit(is_full, c * tiling.group, i, carry)
+                    return visit(is_full, member, i, carry)
 
                 return _visited(lists, sample, j, visit_rows, carry)
 
@@ -346,10 +342,14 @@ def _added(total: Array, part: Array, starts: tuple[Any, ...]) -> Array:
 def _from_key_blocks(static: Static, x: Array, like: Array) -> Array:
     """Joins `[batch * head blocks, key blocks, kv_heads, size, keys]` as key lies."""
     batch, kv_len, kv_heads, size = like.shape
-    x = x.reshape(batch, -1, x.shape[1], static.tiling.kv_heads, size, x.shape[-1])
+    tiling, blocks = static.tiling, x.shape[1]
+    shape = (batch, kv_heads // tiling.kv_heads, blocks, tiling.kv_heads, size)
+    x = x.reshape(*shape, tiling.kv)
     x = x.transpose(0, 2, 5, 1, 3, 4)  # [batch, blocks, keys, a, kv_heads, size]
-    x = x.reshape(batch, x.shape[1], x.shape[2], kv_heads, size)
-    whole = x[:, : kv_len // static.tiling.kv].reshape(batch, -1, kv_heads, size)
-    if not (rest := kv_len % static.tiling.kv):
+    x = x.reshape(batch, blocks, tiling.kv, kv_heads, size)
+    rest = kv_len % tiling.kv
+    whole = x[:, : kv_len // tiling.kv]
+    whole = whole.reshape(batch, kv_len - rest, kv_heads, size)
+    if not rest:
         return whole
     return jnp.concatenate([whole, x[:, -1, -rest:]], axis=1)

@@ -24,6 +24,7 @@ __all__ = [
     "dropped",
     "logits_of",
     "precise",
+    "products",
     "scale_of",
 ]
 
@@ -39,8 +40,6 @@ class Static:
         dropout_prob: In [0, 1).
         q_len: Rows that are no padding.
         kv_len: Keys.
-        in_place: Whether few rows meet each key, so that the forward pass reads keys
-            and values where they lie: a long cache, or a window, is not copied.
         span: Keys of a tile of the forward pass, where such a tile starts with the
             first key that its rows see; None where it starts at a multiple.
     """
@@ -51,7 +50,6 @@ class Static:
     dropout_prob: float
     q_len: int
     kv_len: int
-    in_place: bool
     span: int | None = None
 
 
@@ -140,17 +138,20 @@ def below(x: Array, top: Array) -> Array:
     return jnp.where((x >= top) & (top != jnp.inf), 0, x - top)
 
 
-def clean(keys: Array, key_seen: Array | None, axis: int) -> Array:
+def products(rows: Array, keys: Array, dtype: Any) -> Array:
+    """Returns `[..., rows, keys]`, each row's product with each key, in a dtype."""
+    terms = "...qd,...kd->...qk"
+    return jnp.einsum(terms, rows, keys, preferred_element_type=dtype)
+
+
+def clean(keys: Array, key_seen: Array | None) -> Array:
     """Returns keys or values with 0 where no row of the tile sees them.
 
     Args:
-        keys: `[..., keys, size]` or, for axis -1, `[..., size, keys]`.
+        keys: `[..., keys, size]`.
         key_seen: As in `Logits`.
-        axis: Of the keys, -2 or -1.
     """
-    if key_seen is None:
-        return keys
-    return jnp.where(jnp.expand_dims(key_seen, -3 - axis), keys, 0)
+    return keys if key_seen is None else jnp.where(key_seen[..., None], keys, 0)
 
 
 def at_key(static: Static, at: Place, key: Array) -> Place:
@@ -187,7 +188,9 @@ def logits_of(
     if hidden is not None:
         # What starts at a multiple, and ends at one, is never moved.
         is_even = static.span is None and static.kv_len % tiling.kv == 0
-        visible, key_seen = tile(hidden, at, tiling, None if is_even else key)
+        visible, key_seen = tile(
+            hidden, at, tiling, None if is_even else key, static.q_len
+        )
         if key_seen is not None and key_seen.shape[0] == 1:
             key_seen = key_seen[0]
     if scale.early != 1:

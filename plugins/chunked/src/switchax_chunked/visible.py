@@ -264,6 +264,7 @@ def tile(
     at: Place,
     tiling: Tiling,
     owned_from: Array | None,
+    q_len: int,
 ) -> Tile:
     """Returns what is visible within one tile.
 
@@ -272,6 +273,7 @@ def tile(
         at: Where the tile is.
         tiling: Its sizes.
         owned_from: Keys before this one belong to another tile; None if none does.
+        q_len: Rows from this one on are nobody's, and see nothing.
     """
     row = at.row + lax.iota(jnp.int32, tiling.q)
     key = at.key + lax.iota(jnp.int32, tiling.kv)
@@ -279,6 +281,9 @@ def tile(
     # row sees a range of keys, and the ranges of following rows overlap.
     counts, by_row, both = [], [], []
     row_end = at.row + tiling.q
+    if q_len % tiling.q:
+        by_row.append(row < q_len)
+        row_end = jnp.minimum(row_end, np.int32(q_len))
     if owned_from is not None:
         counts.append(key >= owned_from)
     if hidden.kv_lengths is not None:
