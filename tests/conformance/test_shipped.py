@@ -22,6 +22,13 @@ def test_sdpa_conforms(part):
     conforms("sdpa", part)
 
 
+@pytest.mark.further  # minutes, since its loops compile long
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.usefixtures("quick_compilation")
+def test_chunked_conforms(part):
+    conforms("chunked", part)
+
+
 def conforms(name, part):
     # sdpa refuses half precision under "strict", which the other tests set.
     with (

@@ -165,6 +165,7 @@ def test_what_tools_leave_beside_the_template_is_not_copied(new, tmp_path, monke
         ("", "''"),
         ("vanilla", "'vanilla', which switchax-vanilla has"),
         ("cudnn", "'cudnn', which switchax-sdpa has"),
+        ("chunked", "'chunked', which switchax-chunked has"),
         ("Vanilla", "'Vanilla', which switchax-vanilla has"),
         ("AUTO", "'AUTO'"),
         ("pytest", "'pytest'"),
@@ -234,7 +235,6 @@ CASES = {
 def test_its_kernel_agrees_with_the_oracle(name, monkeypatch):
     # The kit asks more, of what is installed: see .ci/check_wheels.py.
     monkeypatch.syspath_prepend(str(TEMPLATE / "src"))
-    monkeypatch.syspath_prepend(str(ROOT / "plugins/chunked/src"))  # not installed here
     attend = importlib.import_module("switchax_newkernel.kernel").attend
     options = {"causal": False, "q_offset": 0} | CASES[name]
     ids = {

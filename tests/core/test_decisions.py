@@ -86,7 +86,7 @@ def test_auto_never_takes_an_experimental_operation(register, where):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nor does it count as passed over
         attend()
-    assert last() == "sdpa"
+    assert last() == "chunked"
     attend("trial")
     assert last() == "trial"
 
@@ -99,9 +99,9 @@ def test_a_worse_cost_class_is_said_once_with_the_reasons(picky):
     (warning,) = caught
     assert warning.filename == __file__
     text = str(warning.message)
-    assert "auto: took sdpa:sdpa, cost class materialises" in text
+    assert "auto: took chunked:chunked, cost class chunked" in text
     assert "picky (fused) refused q_len=4 (allowed: even more); pass a longer" in text
-    assert last() == "sdpa"
+    assert last() == "chunked"
     assert [c.entry.name for c in decisions.recorded()[-1].degraded] == ["picky"]
 
 
@@ -134,7 +134,7 @@ def test_a_name_runs_that_operation_or_raises(picky):
     assert text.startswith(
         "picky: expected q_len even more, got q_len=4; pass a longer"
     )
-    assert "honoured here by: sdpa, vanilla" in text
+    assert "honoured here by: chunked, sdpa, vanilla" in text
     assert decisions.recorded() == ()
 
 
@@ -178,9 +178,9 @@ def test_a_run_matches_the_lock_file_it_wrote(register, tmp_path):
     decisions.save(path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["lock.json"]
     rows = json.loads(path.read_text())["decisions"]
-    assert {row["operation"] for row in rows} == {"sdpa:sdpa", "vanilla:vanilla"}
+    assert {row["operation"] for row in rows} == {"chunked:chunked", "vanilla:vanilla"}
     assert {row["distribution"] for row in rows} == {
-        "switchax-sdpa",
+        "switchax-chunked",
         "switchax-vanilla",
     }
     decisions.clear()
@@ -202,7 +202,10 @@ def test_another_choice_or_request_does_not_match_the_lock(register, tmp_path):
         with pytest.raises(DecisionLockError) as caught:
             attend("vanilla")
         text = str(caught.value)
-        assert f"expected sdpa:sdpa 0.1.0 by {path}, got vanilla:vanilla 0.1.0" in text
+        assert (
+            f"expected chunked:chunked 0.1.0 by {path}, got vanilla:vanilla 0.1.0"
+            in text
+        )
         assert "install what was locked, or write the file again" in text
         with pytest.raises(DecisionLockError, match="a request that the file knows"):
             attend(length=5)

@@ -37,7 +37,7 @@ report(
 
 def test_blocked_plugins_are_not_loaded_and_stay_hidden(chosen):
     answers = chosen.run(ASK, SWITCHAX_BLOCK="first, second_dist")
-    assert answers["listed"] == ["borrower_op", "sdpa", "vanilla"]
+    assert answers["listed"] == ["borrower_op", "chunked", "sdpa", "vanilla"]
     assert answers["records"]["second-dist:second"]["status"] == "blocked"
     assert answers["imported"] == ["first"], "the borrower imports it"
     assert "first_op" not in answers["seen"]

@@ -151,7 +151,7 @@ def test_broken_plugins_cost_the_others_nothing(broken):
     statuses = {key: record["status"] for key, record in broken["records"].items()}
     assert set(statuses.values()) == {"loaded", "failed"}
     loaded = {"asking", "bare", "borrower", "extra", "helped", "lender", "zz_slow"}
-    loaded |= {"configuring", "sdpa", "shade", "twice", "twin", "vanilla"}
+    loaded |= {"chunked", "configuring", "sdpa", "shade", "twice", "twin", "vanilla"}
     assert {
         key.partition(":")[2] for key, status in statuses.items() if status == "loaded"
     } == loaded
@@ -396,8 +396,8 @@ def switchax_rank(request, candidates, target):
     answers = site.run(script, INTERRUPT="1")
     assert answers["interrupted"]
     assert answers["ours"] == OURS
-    assert answers["statuses"] == ["loaded"] * 4
-    assert answers["listed"] == ["eager_op", "sdpa", "stopped_op", "vanilla"]
+    assert answers["statuses"] == ["loaded"] * 5
+    assert answers["listed"] == ["chunked", "eager_op", "sdpa", "stopped_op", "vanilla"]
 
 
 MALFORMED = b"[switchax.plugins]\nthis is no entry point\n"

@@ -115,7 +115,7 @@ def test_a_rank_that_is_no_list_of_names_is_passed_over(length, order, monkeypat
     with pytest.warns(UserWarning, match="switchax_rank: expected a list of names"):
         switchax.attention(x, x, x)
     recorded = switchax.decisions.recorded()[-1]
-    assert recorded.chosen.entry.name == "sdpa"
+    assert recorded.chosen.entry.name == "chunked"
 
 
 def test_doctor_is_content_with_sound_plugins(hooked):

@@ -97,7 +97,7 @@ def test_a_contested_name_costs_nothing_else(named):
 
 
 def test_contested_names_are_not_listed(named):
-    ours = ["sdpa", "vanilla"]
+    ours = ["chunked", "sdpa", "vanilla"]
     free = ["here_op", "lane", "left_op", "north_own", "right_op", "south_own", "split"]
     assert named["listed"] == sorted([*free, *ours])
 

@@ -40,7 +40,9 @@ def each(folders):
 def test_every_plugin_is_seen():
     folders = {path for path in ROOT.glob("plugins/*") if any(path.rglob("*.py"))}
     assert folders == set(PLUGINS)
-    assert {"_template", "sdpa", "vanilla"} <= {folder.name for folder in PLUGINS}
+    assert {"_template", "chunked", "sdpa", "vanilla"} <= {
+        folder.name for folder in PLUGINS
+    }
 
 
 def test_versions_agree():

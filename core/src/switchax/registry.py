@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 HOW_TO_INSTALL = (
-    "pip install switchax-vanilla switchax-sdpa, or of a clone ./plugins/vanilla "
-    "./plugins/sdpa"
+    "pip install switchax-vanilla switchax-sdpa switchax-chunked, or of a clone "
+    "./plugins/vanilla ./plugins/sdpa ./plugins/chunked"
 )
 
 # Where operations of this repository come from, for the advice in errors alone.
@@ -46,6 +46,7 @@ _OURS = {
     "vanilla": "switchax-vanilla",
     "sdpa": "switchax-sdpa",
     "cudnn": "switchax-sdpa",
+    "chunked": "switchax-chunked",
 }
 
 Operation = TypeVar("Operation", bound=BaseOperation)
