@@ -15,20 +15,26 @@ from switchax.axes import MODE_DECODE
 
 from .mutants import Right, softmax
 
-__all__ = ["BLOCK_MUTANTS"]
+__all__ = ["BLOCK", "BLOCK_MUTANTS", "hidden", "mutants_of"]
 
 BLOCK = 128
 BLOCK_MUTANTS = {}
 
 
-def mutant(*rules):
-    """Adds a mutant, and the rules by any of which it may be found."""
+def mutants_of(found):
+    """Returns a decorator that adds a mutant, and by which rules it may be found."""
 
-    def add(cls):
-        BLOCK_MUTANTS[cls] = rules
-        return cls
+    def mutant(*rules):
+        def add(cls):
+            found[cls] = rules
+            return cls
 
-    return add
+        return add
+
+    return mutant
+
+
+mutant = mutants_of(BLOCK_MUTANTS)
 
 
 def blocks(call):

@@ -9,22 +9,13 @@ import jax.numpy as jnp
 
 from switchax import AttentionOutput
 
-from .block_mutants import hidden
+from .block_mutants import hidden, mutants_of
 from .mutants import EVERYTHING, Right
 
 __all__ = ["RARE_MUTANTS"]
 
 RARE_MUTANTS = {}
-
-
-def mutant(*rules):
-    """Adds a mutant, and the rules by any of which it may be found."""
-
-    def add(cls):
-        RARE_MUTANTS[cls] = rules
-        return cls
-
-    return add
+mutant = mutants_of(RARE_MUTANTS)
 
 
 @mutant("R5")

@@ -3,23 +3,14 @@
 import jax
 import jax.numpy as jnp
 
-from .block_mutants import BLOCK, hidden
+from .block_mutants import BLOCK, hidden, mutants_of
 from .mutants import Right, first_under_vmap, gradient_of
 from .rare_mutants import DropsBySums
 
 __all__ = ["SHAPE_MUTANTS"]
 
 SHAPE_MUTANTS = {}
-
-
-def mutant(*rules):
-    """Adds a mutant, and the rules by any of which it may be found."""
-
-    def add(cls):
-        SHAPE_MUTANTS[cls] = rules
-        return cls
-
-    return add
+mutant = mutants_of(SHAPE_MUTANTS)
 
 
 def is_whole(length):
