@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from xla_ops import seconds_by_op
 
 import switchax
 from switchax_chunked.exponential import exp_of_logits
@@ -313,14 +314,19 @@ def cache_products(part: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.A
 
 
 def profile_decode() -> None:
-    """Print what a step of decoding takes by its parts, in times of a copy."""
+    """Print what a step of decoding takes by its parts, in times of a copy.
+
+    To read the cache and do nothing else is a part of its own, and the floor.
+    """
     operands = cache_operands()
     source = np.zeros(operands[1].size, np.int16)
     target = np.ones_like(source)
-    calls: dict[str, Callable[[], Any]] = {
-        name: partial(jax.jit(cache_products, static_argnums=0), i, *operands)
-        for i, name in enumerate(PARTS)
-    }
+    cache = [jax.lax.bitcast_convert_type(x, jnp.int16) for x in operands[1:]]
+    read = jax.jit(lambda *cache: [x.reshape(-1, 8192).max(axis=0) for x in cache])
+    calls: dict[str, Callable[[], Any]] = {"read": partial(read, *cache)}
+    for i, name in enumerate(PARTS):
+        products = jax.jit(cache_products, static_argnums=0)
+        calls[name] = partial(products, i, *operands)
     calls["chunked"] = partial(attention("chunked", False, False), *operands)
     ratios: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(TURNS):
@@ -330,6 +336,22 @@ def profile_decode() -> None:
     print("\nprofile: decode as above, in times of a copy of as many bytes")
     print("".join(f"{name:>9}" for name in ratios))
     print("".join(f"{statistics.median(x):>9.2f}" for x in ratios.values()))
+
+
+def profile_ops() -> None:
+    """Print which operations of XLA the time goes to, as shares of their sum."""
+    long = [drawn(1, 8192, HEADS, 64, seed=i) for i in range(3)]
+    calls = {
+        "full, T=8192": (attention("chunked", False, False), long),
+        f"window of {WIDTH}": (jax.jit(banded), long),
+        "decode": (attention("chunked", False, False), cache_operands()),
+    }
+    print("\nprofile: shares of the time, by the last primitive of what XLA fused")
+    for name, (call, operands) in calls.items():
+        spent = seconds_by_op(call, operands, 3)
+        shares = {op: x / sum(spent.values()) for op, x in spent.items()}
+        cells = [f"{op} {share:.0%}" for op, share in shares.items() if share > 0.02]
+        print(f"{name:>14}: {', '.join(cells)}", flush=True)
 
 
 def memory() -> None:
@@ -392,6 +414,7 @@ def main() -> None:
                 profile(torch)
                 profile_window()
                 profile_decode()
+                profile_ops()
 
 
 if __name__ == "__main__":
