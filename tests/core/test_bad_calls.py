@@ -21,7 +21,7 @@ def zeros(*shape, dtype="float32"):
     return jnp.zeros(shape, dtype)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def calls():
     """What reached the stand-in "picky", which declares every feature."""
     seen = []
@@ -86,7 +86,10 @@ VALUE = {
         {"causal": True, "q_offset": jnp.zeros(3, "int32")},
         r"q_offset of shape \(3,\)",
     ),
-    "offset_huge": ({"causal": True, "q_offset": 2**40}, "q_offset=1099511627776"),
+    "offset_huge": (
+        {"causal": True, "q_offset": 2**40},
+        r"from -536870911 to 536870911, got q_offset=1099511627776",
+    ),
     "soft_cap_zero": ({"logits_soft_cap": 0.0}, "logits_soft_cap=0.0"),
     "soft_cap_negative": ({"logits_soft_cap": -3.0}, "logits_soft_cap=-3.0"),
     "soft_cap_infinite": ({"logits_soft_cap": np.inf}, "logits_soft_cap=inf"),

@@ -322,6 +322,12 @@ def test_unknown_mode_is_an_error():
                 resolve([HEAD], mode)
 
 
+def test_a_kept_spec_holds_plain_names_whoever_asked_first():
+    rules = PartitionAxis(sequence_parallel_axis="asked_by_numpy")
+    spec = rules.resolve_spec(np.array(["asked_by_numpy", "dp"]), MODE_TRAIN)
+    assert repr(spec) == repr(P("asked_by_numpy", "dp"))
+
+
 def test_none_in_a_decode_field_replicates_and_leaving_it_out_does_not():
     for mode in (MODE_DECODE, MODE_INSERT):
         assert PartitionAxis().resolve_spec([HEAD], mode) == P("tp")

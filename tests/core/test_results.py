@@ -50,8 +50,15 @@ WRONG = {
 def test_a_wrong_result_is_one_clear_error(make):
     with registration() as register:
         register(operation_returning(make))
-        with pytest.raises(RegistrationError, match="attention: expected"):
+        with pytest.raises(RegistrationError, match="^answers: attention: expected"):
             switchax.attention(X, X, X, operation="answers", return_lse=True)
+
+
+def test_two_outputs_are_taken_for_an_output_and_its_lse():
+    with registration() as register:
+        register(operation_returning(lambda q: (q, q)))
+        with pytest.raises(RegistrationError, match="a pair is an output and its lse"):
+            switchax.attention(X, X, X, operation="answers")
 
 
 def test_an_lse_that_is_no_array_is_refused_unasked():

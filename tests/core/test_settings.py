@@ -55,6 +55,30 @@ def test_sources_say_where_each_setting_came_from(monkeypatch):
     assert isinstance(sources["SWITCHAX_STRCT"][0], SettingsError)
 
 
+@pytest.mark.parametrize("name", ["sdpa", "nope"])
+def test_an_error_says_that_the_name_is_a_setting_s(monkeypatch, name):
+    monkeypatch.setenv("SWITCHAX_OPERATION", name)
+    with pytest.raises((switchax.UnsupportedError, ValueError)) as raised:
+        switchax.attention(X, X, X, logits_soft_cap=3.0)
+    assert "that of environment SWITCHAX_OPERATION" in raised.value.__notes__[0]
+    with pytest.raises((switchax.UnsupportedError, ValueError)) as raised:
+        switchax.attention(X, X, X, logits_soft_cap=3.0, operation=name)
+    assert not hasattr(raised.value, "__notes__")
+
+
+def test_a_variable_may_vanish_while_all_are_read(monkeypatch):
+    class Vanishing(dict):
+        def get(self, name, default=None):
+            self.pop(name, None)
+            return default
+
+        def items(self):
+            raise KeyError("another thread has unset it")
+
+    monkeypatch.setattr(os, "environ", Vanishing(SWITCHAX_STRICT="1", OTHER="1"))
+    assert current_settings() == switchax.Settings()
+
+
 def test_an_unknown_variable_is_an_error_at_first_use_only():
     program = """
 import jax.numpy as jnp

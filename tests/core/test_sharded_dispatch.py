@@ -399,6 +399,21 @@ def test_the_same_axes_on_other_devices_are_another_mesh():
         switchax.attention(*operands(), metadata=OperationMetadata(mesh=other))
 
 
+@pytest.mark.parametrize("name", ["vanilla", "sdpa", "opaque"])
+@pytest.mark.usefixtures("quick_compilation")
+def test_a_jitted_function_runs_under_a_like_mesh_of_other_devices(name):
+    devices = np.array(jax.devices())
+    arguments = jax.tree.map(np.asarray, operands())
+    attend = jax.jit(lambda *a: switchax.attention(*a, operation=name))
+    expected = attend(*arguments)
+    for half in (devices[:4], devices[4:], devices[3::-1]):
+        mesh = jax.sharding.Mesh(half.reshape(2, 2), ("dp", "tp"))
+        with jax.set_mesh(mesh):
+            found = attend(*arguments)
+        assert found.sharding.device_set == set(half)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 def test_an_abstract_mesh_runs_no_opaque_kernel_but_lowers_it():
     mesh = jax.sharding.AbstractMesh((2, 4), ("dp", "tp"), (AxisType.Auto,) * 2)
 

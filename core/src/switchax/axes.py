@@ -113,7 +113,13 @@ MODE_TRAIN: Final = "__train__"
 MODE_PREFILL: Final = "__prefill__"
 MODE_DECODE: Final = "__autoregressive__"
 MODE_INSERT: Final = "__insert__"
-RUNTIME_MODES = (MODE_TRAIN, MODE_PREFILL, MODE_DECODE, MODE_INSERT)
+_NAMES_OF_MODES = {
+    "MODE_TRAIN": MODE_TRAIN,
+    "MODE_PREFILL": MODE_PREFILL,
+    "MODE_DECODE": MODE_DECODE,
+    "MODE_INSERT": MODE_INSERT,
+}
+RUNTIME_MODES = tuple(_NAMES_OF_MODES.values())
 RUNTIME_MODE_TYPES: TypeAlias = Literal[
     "__train__", "__prefill__", "__autoregressive__", "__insert__"
 ]
@@ -180,7 +186,8 @@ def check_mode(where: str, mode: Any) -> RUNTIME_MODE_TYPES:
     if isinstance(mode, str) and mode in RUNTIME_MODES:
         return cast(RUNTIME_MODE_TYPES, mode)
     got = f"mode={mode!r}{near_miss(str(mode), RUNTIME_MODES)}"
-    todo = "pass one of " + ", ".join(map(repr, RUNTIME_MODES))
+    names = (f"switchax.{name}={value!r}" for name, value in _NAMES_OF_MODES.items())
+    todo = "pass one of " + ", ".join(names)
     raise fail_value(where, "a runtime mode", got, todo)
 
 
@@ -201,7 +208,10 @@ def freeze_axes(where: str, axes: Any) -> tuple[Any, ...]:
 
 
 def _frozen(axis: Any) -> Any:
-    return tuple(map(_frozen, axis)) if isinstance(axis, list | tuple) else axis
+    if isinstance(axis, list | tuple):
+        return tuple(map(_frozen, axis))
+    # Specs are kept, and a subclass of str would be shown for its equal.
+    return str.__str__(axis) if isinstance(axis, str) else axis
 
 
 @dataclasses.dataclass(frozen=True, init=False)

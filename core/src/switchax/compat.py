@@ -14,6 +14,7 @@ __all__ = [
     "Primitive",
     "axes_of_vmap",
     "entered_mesh",
+    "is_staged",
     "is_tracing",
     "jax_settings",
     "mesh_that_was_set",
@@ -49,6 +50,14 @@ def is_tracing() -> bool:
     does not tell.
     """
     return not _core.trace_state_clean()
+
+
+def is_staged() -> bool:
+    """Returns whether what is computed here becomes a program, as under jit.
+
+    Such a program may run again on other devices; grad or vmap alone run at once.
+    """
+    return bool(_core.unsafe_am_i_under_a_jit())  # type: ignore[no-untyped-call]
 
 
 def axes_of_vmap() -> frozenset[str]:

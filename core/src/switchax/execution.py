@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 from .checks import fail_value
 from .compat import is_tracing
-from .errors import Refusal, UnsupportedError, house_message
+from .errors import Refusal, RegistrationError, UnsupportedError, house_message
 from .kind import Arrays, Call, Plan
 from .lowering import check_when_lowered
 from .matching import refusals_of
@@ -114,7 +114,11 @@ def _compute(
         operands, static = kind.operands(call, plan)
         given = _arguments(invocation, {**operands, **static})
         result = getattr(operation, invocation.method)(**given)
-        outputs = kind.finish(result, request, plan)
+        try:
+            outputs = kind.finish(result, request, plan)
+        except RegistrationError as error:
+            name = operation.names()[0]
+            raise RegistrationError(f"{name}: {error}") from error
     return outputs
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from .checks import as_metadata, fail_type
 from .declaration import check_once
 from .dispatch import choose, operation_names, planned, refused_text
-from .errors import UnsupportedError
+from .errors import ContestedNameError, UnknownOperationError, UnsupportedError
 from .execution import Invocation, run
 from .kind import OperationKind
 from .loading import ensure_loaded
@@ -17,7 +17,7 @@ from .metadata import OperationMetadata
 from .operation import BaseOperation, forward_method
 from .placement import placement_of
 from .registry import check_keeps_metadata, create_from
-from .settings import current_settings
+from .settings import current_settings, setting_sources
 from .target import current_target
 
 __all__ = ["run_named", "run_operation"]
@@ -89,8 +89,17 @@ def run_named(
     call = kind.bind(where, arguments, metadata)
     placement = placement_of(kind, call.request, metadata, call.arrays)
     target = current_target(call.arrays.values(), metadata.backend, metadata.mesh)
-    names = names or settings.operation
-    decision = choose(kind, call.request, target, names, settings, metadata, placement)
+    set_names = () if names else settings.operation
+    names = names or set_names
+    try:
+        decision = choose(
+            kind, call.request, target, names, settings, metadata, placement
+        )
+    except (UnsupportedError, UnknownOperationError, ContestedNameError) as error:
+        if set_names:
+            _, source = setting_sources()["operation"]
+            error.add_note(f"the operation is that of {source}, not of the call")
+        raise
     chosen = decision.chosen
     assert chosen.method is not None  # a candidate without a method has a refusal
     instance = create_from(chosen.entry, metadata)

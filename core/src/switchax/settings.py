@@ -128,7 +128,10 @@ def normalised(name: str) -> str:
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(kv for kv in os.environ.items() if kv[0].startswith(PREFIX)))
+    # Asked one by one: another thread may unset any of them meanwhile.
+    names = [name for name in list(os.environ) if name.startswith(PREFIX)]
+    found = ((name, os.environ.get(name)) for name in sorted(names))
+    return tuple((name, text) for name, text in found if text is not None)
 
 
 @functools.lru_cache(maxsize=16)

@@ -428,15 +428,17 @@ def _constrain_in_context(x: Any, spec: PartitionSpec, context: AbstractMesh) ->
         # None would undo what the explicit axes split.
         free = [PartitionSpec.UNCONSTRAINED if e else None for e in explicit]
         wish = as_spec(a or f for a, f in zip(auto, free, strict=True))
-        # With the devices, an array made outside of the mesh is welcome too.
-        set_mesh = compat.mesh_that_was_set()
-        same = set_mesh is not None and set_mesh.abstract_mesh == context
-        sharding = NamedSharding(set_mesh if same and set_mesh else context, wish)
-        x = _constrained(x, sharding)
+        # A program may run again under a like mesh of other devices, so it holds none;
+        # what grad runs at once needs them, for an array that is on one device.
+        mesh = None if compat.is_staged() else compat.mesh_that_was_set()
+        if mesh is not None and mesh.abstract_mesh == context:
+            x = _constrained(x, NamedSharding(mesh, wish))
+        else:
+            x = _constrained(x, wish)
     return x
 
 
-def _constrained(x: Any, sharding: NamedSharding) -> Any:
+def _constrained(x: Any, sharding: NamedSharding | PartitionSpec) -> Any:
     return jax.lax.with_sharding_constraint(x, sharding)  # type: ignore[no-untyped-call]
 
 

@@ -381,3 +381,42 @@ def test_weights_of_the_backward_pass_are_right_to_1_percent_at_1e5():
         return attend(q, k, v, softmax_scale=0.5)[0].sum()
 
     np.testing.assert_allclose(jax.jit(jax.grad(run))(v).ravel(), 0.5, rtol=0.01)
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_mapped_dropout_drops_the_same_in_both_passes(implementation):
+    key = jax.random.key(7, impl=implementation)
+    lengths = jnp.asarray([[13, 0], [21, 5], [8, 21]], jnp.int32)
+    values, weights = drawn(3, B, S, K, 6, seed=8), drawn(3, B, T, H, 6, seed=9)
+
+    def two_sums(value, weight, lengths):  # of what is linear in value
+        def run(value):
+            return switchax.attention(
+                **{**OPERANDS, "value": value},
+                kv_lengths=lengths,
+                dropout_prob=0.4,
+                dropout_key=key,
+                operation="chunked",
+                metadata=OperationMetadata(operation_configs={"chunked": BLOCKS}),
+            )
+
+        output, pull = jax.vjp(run, value)
+        return (output * weight).sum(), (pull(weight)[0] * value).sum()
+
+    forward, backward = jax.jit(jax.vmap(two_sums))(values, weights, lengths)
+    np.testing.assert_allclose(forward, backward, rtol=1e-4)
+
+
+def test_the_least_lengths_beside_a_window_end():
+    lengths = jnp.asarray([-(2**31)], jnp.int32)
+    x = drawn(1, 40, 1, D)
+    found = jax.jit(
+        lambda lengths: switchax.attention(
+            *(x, x, x),
+            causal=True,
+            window=(3, 0),
+            kv_lengths=lengths,
+            operation="chunked",
+        )
+    )(lengths)
+    assert not found.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -91,7 +92,7 @@ def attend(
             "q_lengths": q_lengths,
             "kv_lengths": kv_lengths,
             "q_offset": q_offset,
-            "dropout_key": dropout_key if dropout_prob > 0 else None,
+            "dropout_key": _counting(dropout_key) if dropout_prob > 0 else None,
         }
         arrays = varying_alike(arrays)
         key = arrays.pop("dropout_key")
@@ -185,6 +186,18 @@ def prepared(
         span,
     )
     return static, operands, hidden
+
+
+def _counting(key: Array | None) -> Array | None:
+    """Returns a key of threefry, whose draws depend on nothing but the key.
+
+    Of rbg, JAX's vmap draws for all examples from the first one's key. A tile is drawn
+    by its number, and which tile an example is at differs between the two passes.
+    """
+    if key is None or jax.random.key_impl(key) == "threefry2x32":
+        return key
+    data = jax.random.bits(key, (2,), "uint32")
+    return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 def _with_sinks(output: Array, lse: Array, softmax_aux: Array) -> tuple[Array, Array]:

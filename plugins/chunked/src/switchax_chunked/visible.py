@@ -238,8 +238,8 @@ def span_lists(hidden: Hidden, tiling: Tiling, q_len: int, kv_len: int) -> Lists
     last_row = np.minimum(row + np.int32(tiling.q), np.int32(q_len)) - np.int32(1)
     key = xp.clip(hidden.first[:, None] + row, 0, kv_len)
     end = xp.clip(hidden.last[:, None] + last_row + np.int32(1), 0, kv_len)
-    if hidden.kv_lengths is not None:
-        end = jnp.minimum(end, hidden.kv_lengths[:, None])
+    if hidden.kv_lengths is not None:  # of any int32, below which nothing wraps
+        end = jnp.minimum(end, jnp.maximum(hidden.kv_lengths[:, None], 0))
     count = (jnp if isinstance(end, jax.Array) else xp).maximum(
         -((key - end) // np.int32(tiling.kv)), 0
     )

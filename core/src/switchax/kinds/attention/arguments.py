@@ -432,7 +432,8 @@ def _q_offset(where: str, value: Any, sizes: Sizes, needed: bool) -> Any:
     if is_integer(value):
         if not -POSITION <= value <= POSITION:
             got = f"q_offset={value}"
-            raise fail_value(where, "q_offset within int32", got, "it is a position")
+            rule = f"q_offset from {-POSITION} to {POSITION}"
+            raise fail_value(where, rule, got, "it is the position of a key")
         return int(value) if needed else None
     if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.integer):
         value = np.clip(value, -POSITION, POSITION)  # before JAX narrows it

@@ -118,8 +118,11 @@ def _check_result(
         floating = found[1] is not None and jnp.issubdtype(found[1], jnp.floating)
         if found[0] != shape or not floating or (dtype and found[1] != dtype):
             rule = f"{name} of shape {shape} and {dtype or 'a floating dtype'}"
-            got = f"{type(array).__name__} of shape {found[0]} and dtype {found[1]}"
-            raise _fault(rule, got)
+            got = f"shape {found[0]} and dtype {found[1]}"
+            if found[0] is None:
+                got = type(array).__name__
+            pair = "; a pair is an output and its lse" if name == "lse" else ""
+            raise _fault(rule, got + pair)
     held, wished = (jnp.finfo(x) for x in (output.dtype, r.dtype))  # type: ignore[no-untyped-call]
     if held.nmant < wished.nmant or held.maxexp < wished.maxexp:
         rule = f"an output that holds {r.dtype}"
