@@ -14,6 +14,7 @@ from switchax.testing.attention import AttentionCase, draw
 from switchax.testing.suite import Finding
 
 from .block_mutants import BLOCK_MUTANTS
+from .meeting_mutants import MEETING_MUTANTS
 from .mutants import MEETINGS, MUTANTS, Right, WideLeft
 from .rare_mutants import RARE_MUTANTS
 from .shape_mutants import SHAPE_MUTANTS
@@ -146,7 +147,7 @@ def test_each_mutant_is_found_under_its_rule(mutant):
     assert (first.rule, first.kind) == MUTANTS[mutant], str(first)
 
 
-MISTAKES = BLOCK_MUTANTS | RARE_MUTANTS | SHAPE_MUTANTS
+MISTAKES = BLOCK_MUTANTS | RARE_MUTANTS | SHAPE_MUTANTS | MEETING_MUTANTS
 
 
 @each(MISTAKES)

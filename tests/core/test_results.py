@@ -50,7 +50,7 @@ WRONG = {
 def test_a_wrong_result_is_one_clear_error(make):
     with registration() as register:
         register(operation_returning(make))
-        with pytest.raises(RegistrationError, match="^answers: attention: expected"):
+        with pytest.raises(RegistrationError, match=r"^answers: attention: expected"):
             switchax.attention(X, X, X, operation="answers", return_lse=True)
 
 

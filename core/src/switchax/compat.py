@@ -57,7 +57,7 @@ def is_staged() -> bool:
 
     Such a program may run again on other devices; grad or vmap alone run at once.
     """
-    return bool(_core.unsafe_am_i_under_a_jit())  # type: ignore[no-untyped-call]
+    return bool(_core.unsafe_am_i_under_a_jit())
 
 
 def axes_of_vmap() -> frozenset[str]:

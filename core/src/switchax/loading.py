@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import jax
 import pluggy
 
 from . import hookspecs, registrations, settings
@@ -49,6 +50,7 @@ class PluginRecord:
         fix: What to do about it.
         details: The traceback of a failure.
         hook_problems: Hooks that raised when called, one line each.
+        changes: Settings of JAX that its import changed, for all, one line each.
     """
 
     plugin: FoundPlugin
@@ -57,6 +59,7 @@ class PluginRecord:
     fix: str = ""
     details: str = ""
     hook_problems: list[str] = dataclasses.field(default_factory=list)
+    changes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = f"{self.plugin.key} {self.plugin.version}: {self.status}"
@@ -158,6 +161,7 @@ def _load(plugin: FoundPlugin, wanted: settings.Settings) -> PluginRecord:
     if hooks.has_plugin(plugin.key):  # from a discovery that was interrupted
         return PluginRecord(plugin, "loaded")
     settings_before, axes_before = settings.configured(), rules.registered()
+    jax_before = dict(jax.config.values)
     try:
         with registrations.loading(plugin):
             provider = _resolve(plugin)
@@ -179,8 +183,16 @@ def _load(plugin: FoundPlugin, wanted: settings.Settings) -> PluginRecord:
         rules.restore(axes_before)
         details = "".join(traceback.format_exception(error))
         fix = _fix(plugin, error)
-        return PluginRecord(plugin, "failed", _one_line(error), fix, details)
-    return PluginRecord(plugin, "loaded")
+        record = PluginRecord(plugin, "failed", _one_line(error), fix, details)
+        return dataclasses.replace(record, changes=_changes(jax_before))
+    return PluginRecord(plugin, "loaded", changes=_changes(jax_before))
+
+
+def _changes(before: dict[str, Any]) -> tuple[str, ...]:
+    """Says which of JAX's settings are no longer as they were."""
+    now = jax.config.values  # what is new was defined by an import
+    changed = [name for name, x in before.items() if now.get(name, x) != x]
+    return tuple(f"{name} from {before[name]!r} to {now[name]!r}" for name in changed)
 
 
 def _resolve(plugin: FoundPlugin) -> Any:

@@ -75,7 +75,7 @@ def conform(
     Example: switchax conform my_flash --quick --report my_flash.json
     """
     if path is not None:
-        _check_path(path, ctx)
+        path = _checked_path(path, ctx)
     with stdout_kept(), _devices():
         conform_operation = _kit()
         level = "quick" if quick else "full"
@@ -100,10 +100,13 @@ def conform(
     ctx.exit(0 if report.passed else 1)
 
 
-def _check_path(path: Path, ctx: click.Context) -> None:
-    """Raises before the run if the report could not be written after it."""
+def _checked_path(path: Path, ctx: click.Context) -> Path:
+    """Returns the whole path; raises before the run if no report can be written."""
     todo, got = "make the folder first", f"--report={str(path)!r}"
-    if path.absolute().parent.is_dir() and path.name:
+    path = path.absolute()  # an operation may go to another folder
+    if not path.name or path.is_dir():
+        todo, got = "name a file", "--report of a folder, or of no name"
+    elif path.parent.is_dir():
         is_new = not path.exists()
         try:
             with path.open("ab"):
@@ -113,7 +116,7 @@ def _check_path(path: Path, ctx: click.Context) -> None:
         except OSError as error:
             todo, got = "name another", f"{got}: {error.strerror}"
         else:
-            return
+            return path
     raise WrongCall(house_message("switchax conform", "a file", got, todo), ctx)
 
 

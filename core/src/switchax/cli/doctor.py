@@ -75,6 +75,9 @@ def _show_plugins(plugins: list[dict[str, Any]], verbose: bool) -> None:
     for plugin in plugins:
         for problem in plugin["hook_problems"]:
             show_line(f"plugin {plugin['plugin']}: {problem}", "yellow")
+        for change in plugin["changes"]:
+            text = f"its import changed {change}, for everything in the process"
+            show_line(f"plugin {plugin['plugin']}: {text}", "yellow")
         if verbose and plugin["traceback"]:
             show_line()
             show_line(plugin["traceback"].rstrip())

@@ -175,5 +175,6 @@ def describe_plugin(record: PluginRecord) -> dict[str, Any]:
         "reason": record.reason,
         "fix": record.fix,
         "hook_problems": list(record.hook_problems),
+        "changes": list(record.changes),
         "traceback": record.details,
     }

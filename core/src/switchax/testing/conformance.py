@@ -18,6 +18,7 @@ from switchax._version import __version__
 from switchax.checks import brief, fail_type, fail_value
 from switchax.declaration import check_init, check_once
 from switchax.errors import UnsupportedError, described, first_line
+from switchax.loading import ensure_loaded
 from switchax.operation import BaseOperation
 from switchax.registry import find_entry
 from switchax.settings import use
@@ -159,6 +160,18 @@ def _owner(cls: type[BaseOperation]) -> str:
     return owners[0] if owners else cls.__module__.partition(".")[0]
 
 
+def _changes_of(cls: type[BaseOperation]) -> tuple[str, ...]:
+    """Which settings of JAX its plugin changed when it was imported."""
+    records = ensure_loaded()
+    owners = [
+        record
+        for entry in registrations.entries()
+        for record in records.values()
+        if entry.operation is cls and record.plugin.distribution == entry.distribution
+    ]
+    return owners[0].changes if owners else ()
+
+
 def _versions(cls: type[BaseOperation]) -> dict[str, str]:
     versions = {
         "switchax": __version__,
@@ -199,6 +212,9 @@ class Run:
 
     def all(self, cases: list[Case], progress: Progress | None) -> bool:
         """Runs all; returns whether it came to the end."""
+        self._changed = [f"{c}, when it is imported" for c in _changes_of(self.cls)]
+        if self._changed and cases:
+            self.failures["globals"] = self._of_changes(cases[0])
         for number, case in enumerate(cases):
             if len(self.failures) == self.max_failures:
                 return False

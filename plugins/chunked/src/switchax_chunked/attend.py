@@ -197,7 +197,8 @@ def _counting(key: Array | None) -> Array | None:
     if key is None or jax.random.key_impl(key) == "threefry2x32":
         return key
     data = jax.random.bits(key, (2,), "uint32")
-    return jax.random.wrap_key_data(data, impl="threefry2x32")
+    found: Array = jax.random.wrap_key_data(data, impl="threefry2x32")
+    return found
 
 
 def _with_sinks(output: Array, lse: Array, softmax_aux: Array) -> tuple[Array, Array]:

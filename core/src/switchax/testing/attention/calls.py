@@ -52,8 +52,8 @@ class AttentionCall:
         bias: "" (none), "full", "head" `[1, heads, q_len, kv_len]`, "slopes" `[1,
             heads, 1, kv_len]`, "sample" `[batch, 1, q_len, kv_len]`, "padding"
             `[batch, 1, 1, kv_len]`, "square" `[q_len, kv_len]`, "row" `[heads, q_len,
-            1]`, "key" `[kv_len]`, or "minus_inf", full with some -inf and some rows
-            of nothing else.
+            1]`, "key" `[kv_len]`, or "minus_inf", full with some -inf, some rows of
+            nothing else, and none of the first block of keys where there are two.
         bias_level: What is added to the bias.
         bias_dtype: Dtype of bias and sinks; "" is that of query, and for sinks float32,
             or float64 for float64.
@@ -258,6 +258,8 @@ def _logit_arrays(
         if call.bias == "minus_inf":
             bias[rng.random(full) < 0.3] = -INF
             bias[:, :, : q_len // 2] = -INF
+            # What is left of a row may start after a block of nothing.
+            bias[..., : _BLOCK + 2 if kv_len > _BLOCK + 2 else 0] = -INF
         arrays["bias"] = bias.astype(call.bias_dtype or call.dtype)
     if call.mask:
         mask = rng.random(shapes[call.mask]) < 0.7

@@ -34,6 +34,7 @@ __all__ = ["CHECKS"]
 
 CHECKS: dict[str, Callable[[Subject], Finding]] = {
     "value": check_value,
+    "x64": check_value,  # where JAX has 64-bit types: see `AttentionCase.run`
     "accumulation": check_accumulation,
     "alone": check_alone,
     "lse": check_lse,

@@ -9,6 +9,7 @@ from typing import Any
 __all__ = [
     "BLOCKS",
     "EFFECTS",
+    "PLAIN",
     "USES",
     "Entry",
     "beside_dropout",
@@ -53,6 +54,19 @@ USES: dict[str, dict[str, Any]] = {
     "v_head_dim": {"v_head_dim": 16},
     "lse": {},
 }
+
+
+# Of operations with further outputs, which may take another way where they are asked
+# for: what else changes the output, without them.
+PLAIN: tuple[Entry, ...] = (
+    ("R2", {"scale": 0.0}),
+    ("R2", {"scale": -0.7, "bias": "full"}),
+    ("R2", {"soft_cap": 0.8, "kv_heads": 2}),
+    ("R3", {"mask": "full", "bias": "head"}),
+    ("R3", {"segments": "ids", "q_len": 9, "kv_len": 9}),
+    ("R5", {"window": (2, 0), "offset": "traced", "q_len": 5, "kv_len": 70}),
+    ("R9", {"sinks": 2, "kv_heads": 2}),
+)
 
 
 def that_hide(entries: list[Entry]) -> Iterator[dict[str, Any]]:
@@ -121,6 +135,9 @@ def logits(full: bool) -> list[Entry]:
         ("R2", {"soft_cap": 0.8}),
         ("R2", {"bias": "full", "soft_cap": 0.8}),
         ("R2", {"soft_cap": 2.0, "head_dim": 64}),
+        # What is the same for a whole row changes weights beside these alone.
+        ("R2", {"bias": "row", "soft_cap": 0.8}),
+        ("R9", {"bias": "row", "sinks": 0, "kv_len": 200, "batch": 1}),
         ("R9", {"sinks": 0}),
         ("R9", {"sinks": 2}),
         ("R9", {"sinks": 2, "kv_heads": 2}),
@@ -164,6 +181,8 @@ def visibilities(full: bool) -> list[Entry]:
         ("R5", {"window": (None, 1), **large}),
         ("R5", {"window": (3, None), **large}),
         ("R5", {"window": (2, 3), "causal": True}),
+        ("R5", {"window": (3, None), "causal": True}),
+        ("R5", {"window": (None, 2), "causal": True}),
         ("R5", {"window": (0, 150), **large}),
         ("R5", {"window": (300, 0), **large, "q_len": 700, "kv_len": 700}),
         ("R3", {"causal": True, **large, "q_len": 1100, "kv_len": 1100}),
@@ -189,10 +208,13 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"lengths": "kv", "kv_len": 256, "batch": 1, "seed": 2}),
         ("R3", {"segments": "descending", **even, "q_len": 200, "kv_len": 200}),
         ("R3", {"lengths": "kv", **split, "batch": 1, **one}),
+        ("R4", {"causal": True, "offset": "beyond", "q_len": 5, "kv_len": 128}),
         ("R6", {"mask": "row"}),
+        ("R3", {"mask": "row", "kv_len": 200, "batch": 1}),
         ("R6", {"causal": True, "offset": "negative"}),
         ("R6", {"bias": "minus_inf"}),
         ("R6", {"bias": "minus_inf", "plain": True}),
+        ("R6", {"bias": "minus_inf", "q_len": 5, "kv_len": 300, "batch": 1}),
         ("R6", {"window": (3, 0), **block}),
         ("R6", {"segments": "apart"}),
         ("R6", {"lengths": "kv"}),

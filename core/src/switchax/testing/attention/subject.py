@@ -111,7 +111,7 @@ def cotangents(
     fields: Iterable[str] = ("attention_outputs",),
     others: Iterable[Drawn] = (),
 ) -> dict[str, Any]:
-    """Draws cotangents of outputs by field; 0 for the lse of rows that see nothing.
+    """Draws cotangents of outputs by field; 0 where lse is -inf.
 
     Args:
         call: The call.
@@ -134,7 +134,7 @@ def cotangents(
             found[field] = array
     if "lse" in found:
         for one in (drawn, *others):
-            lse = one.without("dropout_prob", "softmax_aux").oracle().lse
+            lse = one.without("dropout_prob").oracle().lse
             found["lse"] = np.where(np.isneginf(lse), 0, found["lse"])
     return found
 

@@ -26,6 +26,7 @@ from .programs import Programs
 from .singles import (
     BLOCKS,
     EFFECTS,
+    PLAIN,
     USES,
     beside_dropout,
     logits,
@@ -62,6 +63,7 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
     {"batch": 1},
     {"heads": 1, "kv_heads": 1},
     {"heads": 2, "kv_heads": 1},
+    {"heads": 4, "kv_heads": 2},
     {"q_len": 1},
     {"q_len": 3},
     {"kv_len": 3},
@@ -124,7 +126,8 @@ class AttentionCase(Case):
     def run(self, operation: BaseOperation) -> Finding:
         """Runs the check."""
         rule = self.feature if self.check == "refused" else self.rule
-        with jax.default_matmul_precision("highest"), wide_types(self.call.dtype):
+        wide = "float64" if self.check == "x64" else self.call.dtype
+        with jax.default_matmul_precision("highest"), wide_types(wide):
             subject = Subject(operation, self.call, rule, self.programs, self.dirty)
             try:
                 return CHECKS[self.check](subject)
@@ -364,8 +367,15 @@ def _cases(
         {"causal": True, "q_len": 70, "kv_len": 200, "heads": 1, "kv_heads": 1},
         {"causal": True, "q_len": 300, "kv_len": 512, "heads": 1, "kv_heads": 1},
     ]
+    soiled += [{**hiding, "soft_cap": 0.8}, {**hiding, "sinks": 0, "bias": "key"}]
     soiled += [{**hiding, "dtype": dtype} for dtype in dtypes[1:]]
     yield from (case("R7", dirty=True, **call) for call in soiled)
+    yield case("R7", "dropout", dropout=0.25, dirty=True, **hiding)
+    if {"lse", "weights"} & capabilities.features:
+        yield from (case(rule, plain=True, **call) for rule, call in PLAIN)
+    # What users may have set: numbers without a dtype are then wider.
+    yield case("R8", "x64")
+    yield case("R8", "x64", causal=True, kv_heads=2, q_len=5, kv_len=70)
     for call in ({"bias": "full", "sinks": 0}, {"bias": "full"}, {"sinks": 0}, {}):
         yield case("R11", "underivable", **call)
         yield case("R11", "alone", **call)

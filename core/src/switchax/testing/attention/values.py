@@ -236,7 +236,7 @@ def check_hidden(subject: Subject) -> Finding:
 
 def check_dropout(subject: Subject) -> Finding:
     """Drops by key after the softmax, rescales, repeats, and leaves lse alone (R10)."""
-    call, drawn = subject.call, draw(subject.call, dirty=False)
+    call, drawn = subject.call, subject.draw()
     programs, operation = subject.programs, subject.operation
     first, again, other = (_probabilities(subject, drawn, seed) for seed in (0, 0, 1))
     plain = drawn.without("dropout_prob").oracle()
@@ -255,6 +255,8 @@ def check_dropout(subject: Subject) -> Finding:
         fields = ["attention_outputs"]
         fields += ["lse"] if "lse" in capabilities.differentiable else []
         given, output, found = _of_what_is_given(subject, drawn, keyed, names, fields)
+        whole = drawn.oracle(dropout_keep=kept).output
+        findings.append(subject.measure("output under autodiff", output, whole))
         wanted, slack = gradients_of(subject, drawn, given, output, dropout_keep=kept)
         findings += [
             subject.measure(f"d_{n}", found[n], wanted[n], slack=slack[n])
