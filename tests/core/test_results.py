@@ -2,12 +2,14 @@
 
 import re
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 import switchax
 from switchax import ATTENTION, BaseOperation, Capabilities, RegistrationError
 
+from .kernels import kernel
 from .standins import registration
 
 X = jnp.ones((2, 3, 2, 4))
@@ -179,3 +181,42 @@ def test_numbers_beyond_the_logits_dtype_are_errors(options):
     (name,) = options
     with pytest.raises(ValueError, match=f"{name} between"):
         switchax.attention(X, X, X, **options)
+
+
+def test_a_forward_method_is_given_what_the_contract_says():
+    calls = []
+    with registration() as register:
+        register(kernel("spy", set(ATTENTION.features) - {"lse", "weights"}, calls))
+        switchax.attention(X, X, X, operation="spy", window=(None, None))
+        switchax.attention(
+            *(X, X, X),
+            operation="spy",
+            bias=jnp.ones((3,), "bfloat16"),
+            mask=jnp.ones((2, 1, 3, 1), bool),
+            kv_lengths=jnp.asarray([7, -1], "int8"),
+            causal=True,
+            window=[1, None],
+            q_offset=jnp.int32(2),
+            logits_soft_cap=2,
+            softmax_aux=jnp.ones((2,)),
+            dropout_prob=0.5,
+            dropout_key=jax.random.key(0, impl="rbg"),
+        )
+    absent, given = calls
+    for name in ("query", "key", "value"):
+        del absent[name]
+    static = {n: absent.pop(n) for n in ("softmax_scale", "causal", "dropout_prob")}
+    assert static == {"softmax_scale": 0.5, "causal": False, "dropout_prob": 0.0}
+    assert absent.pop("q_offset") == 0
+    assert all(x is None for x in absent.values()), absent
+    for name, shape, dtype in (
+        ("bias", (1, 1, 1, 3), "bfloat16"),
+        ("mask", (2, 1, 3, 1), "bool"),
+        ("kv_lengths", (2,), "int32"),
+        ("q_offset", (), "int32"),
+        ("softmax_aux", (2,), "float32"),
+    ):
+        assert (given[name].shape, given[name].dtype) == (shape, dtype), name
+    assert (given["causal"], given["window"]) == (True, (1, None))
+    assert type(given["logits_soft_cap"]) is float
+    assert jax.random.key_impl(given["dropout_key"]) == "rbg"

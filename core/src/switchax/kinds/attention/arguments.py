@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from switchax.axes import MODE_TRAIN, RUNTIME_MODES
+from switchax.axes import MODE_TRAIN, check_mode
 from switchax.checks import (
     as_array,
     as_bool,
@@ -133,7 +133,11 @@ def bind(where: str, arguments: Mapping[str, Any], metadata: OperationMetadata) 
     check_names(where, arguments)
     given = {name: unwrapped(x) for name, x in {**NEUTRAL, **arguments}.items()}
     layout = check_choice(where, "layout", given["layout"], LAYOUTS)
-    mode = check_choice(where, "mode", given["mode"], RUNTIME_MODES)
+    mode = given["mode"]
+    if not isinstance(mode, str):
+        todo = "pass one such as switchax.MODE_DECODE"
+        raise fail_type(where, "mode to be a str", f"mode={mode!r}", todo)
+    mode = check_mode(where, mode)
     arrays = _operands(where, given)
     sizes = _sizes(where, arrays, layout)
     dtype = _dtype(where, arrays, metadata)
