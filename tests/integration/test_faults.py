@@ -245,6 +245,25 @@ def test_a_plugin_that_fails_leaves_no_setting_and_no_axis(tmp_path):
     assert answers == {"operation": [], "strict": False, "native": True, "axes": []}
 
 
+def test_what_an_import_changes_for_all_is_said(tmp_path):
+    site = Site(tmp_path)
+    changing = "import jax\njax.config.update('jax_enable_x64', True)\n"
+    site.add("wide-dist", {"wide": "wide"}, wide=changing + operation("wide_op"))
+    _, findings = site.doctor()
+    changes = {p["plugin"]: p["changes"] for p in findings["plugins"]}
+    changed = "jax_enable_x64 from False to True"
+    assert changes.pop("wide") == [changed]
+    assert not any(changes.values())
+    answers = site.run("""
+        from switchax.testing import conform
+
+        (failure,) = conform("wide_op", max_failures=1).failures
+        report(rule=failure.rule, text=failure.text)
+    """)
+    text = f"changes what is global: {changed}, when it is imported"
+    assert answers == {"rule": "R12", "text": text}
+
+
 def test_raising_halfway_leaves_nothing_registered(broken):
     failure(broken, "halfway-dist:halfway")
     assert "half" not in broken["owners"]
