@@ -66,6 +66,12 @@ def is_square(request):
     return q_len == kv_len and q_len % 1024 == 0 and grouped
 
 
+def is_decoder_s(request):
+    """Whether a kernel of packed tokens would take it, which always has ids."""
+    features = {"causal", "segment_ids"} <= request.features
+    return features and request.q_len == request.kv_len
+
+
 DECLARATIONS = {
     "blocks": kernel(
         "blocks", FLASH, multiples=dict.fromkeys(["q_len", "kv_len", "head_dim"], 128)
@@ -76,6 +82,11 @@ DECLARATIONS = {
     "batch": kernel("batch", {"mask"}, multiples={"batch": 4, "kv_heads": 2}),
     "alone": kernel("alone", {"causal"}, limits={"batch": 1}),
     "packed": kernel("packed", {"segment_ids", "causal"}, layouts=("thd",)),
+    "varlen": type(
+        "Varlen",
+        (kernel("varlen", {"segment_ids", "causal"}, layouts=("thd",)),),
+        {"refusals": only(is_decoder_s, "causal self attention with ids")},
+    ),
     "swapped": kernel("swapped", {"bias", "dropout"}, layouts=("bhtd",)),
     "beside": type(
         "Beside", (kernel("beside", FLASH),), {"refusals": windows_beside_causal()}

@@ -237,6 +237,8 @@ _OTHERS: tuple[_Change, ...] = (
     (("causal", True),),
     (("batch", 1),),
     (("layout", "thd"), ("lengths", "")),
+    (("segments", "ids"),),
+    (("segments", "ids"), ("causal", True)),  # a decoder's kernel of packed tokens
 )
 # Forms that kernels are made for: first those that change one thing.
 _CHANGES = _products(_HEAD_DIMS, _LENGTHS, _GROUPS, _OTHERS)
