@@ -117,8 +117,8 @@ def _forward_program(operation, call, dirty):
         return "answered by core"
     operands, static = ATTENTION.operands(bound, plan)
     given = dict.fromkeys(inspect.signature(operation.forward_native).parameters)
-    given |= {name: x for name, x in static.items() if name in given}
-    arrays = {name: x for name, x in operands.items() if name in given}
+    given |= {name: x for name, x in {**static, **operands}.items() if name in given}
+    arrays = {name: x for name, x in given.items() if isinstance(x, jax.Array)}
     forward = operation.forward_native
     program = jax.make_jaxpr(lambda x: forward(**{**given, **x}))(arrays)
     return f"{program} {program.consts}"

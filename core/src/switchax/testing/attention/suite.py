@@ -161,22 +161,29 @@ class AttentionCase(Case):
 
     def simpler(self) -> Iterator[Case]:
         """Yields calls with one thing less."""
+        # Of what fails without dropout, or with no other call beside it, neither is the
+        # rule.
+        if self.check == "dropout":
+            yield self._value(dropout=0.0, plain=True)
+        if self.check == "at once":
+            yield self._value()
         if self.check not in ("value", "lse", "effect", "mapped", "dropout"):
             return
-        if self.check == "dropout":  # of what fails without it, dropout is not the rule
-            call = dataclasses.replace(self.call, dropout=0.0, plain=True)
-            rule = rule_of(call)
-            yield AttentionCase(rule, call, combined=True, programs=self.programs)
         for change in _SIMPLER:
             call = dataclasses.replace(self.call, **change)
             if call != self.call and _is_smaller(call, self.call) and _is_legal(call):
                 rule = rule_of(call) if self.combined else self.rule
                 yield dataclasses.replace(self, rule=rule, call=call)
 
+    def _value(self, **changes: Any) -> AttentionCase:
+        call = dataclasses.replace(self.call, **changes)
+        rule = rule_of(call)
+        return AttentionCase(rule, call, combined=True, programs=self.programs)
+
     @property
     def may_change_rule(self) -> bool:  # type: ignore[override]
         """Whether a smaller case may be of another rule."""
-        return self.combined or self.check == "dropout"
+        return self.combined or self.check in ("dropout", "at once")
 
     def snippet(self, name: str) -> str:
         """Returns Python that runs the case again."""
