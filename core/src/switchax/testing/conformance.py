@@ -163,13 +163,11 @@ def _owner(cls: type[BaseOperation]) -> str:
 def _changes_of(cls: type[BaseOperation]) -> tuple[str, ...]:
     """Which settings of JAX its plugin changed when it was imported."""
     records = ensure_loaded()
-    owners = [
-        record
-        for entry in registrations.entries()
-        for record in records.values()
-        if entry.operation is cls and record.plugin.distribution == entry.distribution
-    ]
-    return owners[0].changes if owners else ()
+    for entry in registrations.entries():
+        record = records.get(f"{entry.distribution}:{entry.plugin}")
+        if entry.operation is cls and record is not None:
+            return record.changes
+    return ()
 
 
 def _versions(cls: type[BaseOperation]) -> dict[str, str]:
