@@ -363,6 +363,18 @@ def test_the_command_shows_a_table_and_writes_a_report(named, tmp_path):
     assert run("--json").exit_code == 0
 
 
+def test_a_report_is_written_where_the_command_was_called(named, tmp_path, monkeypatch):
+    class Wandering(Number):
+        def run(self, operation):
+            os.chdir("/")
+            return super().run(operation)
+
+    monkeypatch.chdir(tmp_path)
+    named(operation_with(Wandering(1)))
+    assert run("--report", "numbers.json").exit_code == 0
+    assert (tmp_path / "numbers.json").is_file()
+
+
 def test_the_command_says_how_far_it_is_where_nobody_sees_a_bar(named, monkeypatch):
     monkeypatch.setattr("switchax.cli.conform._SECONDS", 0)
     named(operation_with(Number(1), Number(2)))
@@ -382,6 +394,7 @@ def test_wrong_calls_of_the_command_are_one_line(named, tmp_path):
     result = run("--report", str(tmp_path / "no" / "file.json"))
     assert result.exit_code == 2
     assert "make the folder first" in result.stderr
+    assert "name a file" in run("--report", "").stderr
     assert run("--report", "").exit_code == run("--seed", "-1").exit_code == 2
     full = run("--report", "/dev/full")
     assert (full.exit_code, "name another" in full.stderr) == (1, True)
