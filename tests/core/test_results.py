@@ -45,6 +45,7 @@ WRONG = {
     "lse rounded": lambda q: (q, LSE.astype("bfloat16")),
     "lse of integers": lambda q: (q, LSE.astype("int32")),
     "swapped": lambda q: (LSE, q),
+    "a shape alone": lambda q: (jax.ShapeDtypeStruct(q.shape, q.dtype), LSE),
 }
 
 

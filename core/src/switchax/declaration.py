@@ -220,6 +220,8 @@ def _check_signature(cls: type[BaseOperation], method: str) -> None:
     for name in names:
         if name not in allowed:
             bringing = [f for f in kind.features if name in kind.features[f].arguments]
-            todo = f"declare feature {bringing[0]!r}" if bringing else "remove it"
+            todo = "leave it out"
+            if bringing:
+                todo = f"declare feature {bringing[0]!r}, or leave it out"
             got = f"{name!r}{near_miss(name, allowed)}"
             raise _fail(cls, f"{method} to take what features bring", got, todo)

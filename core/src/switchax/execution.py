@@ -26,7 +26,7 @@ from .per_device import on_each_device
 from .placement import Placement, Shards, Specs
 from .request import Request
 from .reverse_only import reverse_only
-from .sharding import constrain
+from .sharding import along_explicit_axes, constrain
 from .target import PLATFORMS, Target, gpu_vendor
 
 __all__ = ["Invocation", "run"]
@@ -125,7 +125,9 @@ def _compute(
 def _laid_out(invocation: Invocation, arrays: Arrays) -> Arrays:
     """Lays the arguments out on the mesh, as far as each can be split."""
     placement, shards = invocation.placement, invocation.shards
-    if placement is None or (placement.typed is not None and is_tracing()):
+    if placement is None or not placement.is_set:
+        return arrays
+    if placement.typed is not None and is_tracing():
         return arrays
     if shards is None:
         return _placed(placement, placement.specs, arrays)
@@ -154,7 +156,9 @@ def _over_shards(
     placement, kind = invocation.placement, invocation.operation.kind
     assert placement is not None  # shards come of one
     arrays = kind.spread(arrays, shards, invocation.request)
-    arrays = _placed(placement, shards.inputs, arrays)
+    # Over the other axes shard_map brings them itself.
+    wishes = dict(shards.inputs)
+    arrays = {name: along_explicit_axes(x, wishes[name]) for name, x in arrays.items()}
 
     def on_device(arrays: Arrays) -> dict[str, Any]:
         arrays = kind.inside_shard(arrays, shards)

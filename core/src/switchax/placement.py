@@ -79,6 +79,11 @@ class Placement:
         found = [n for spec in specs for n in flat_names(list(spec[dim : dim + 1]))]
         return tuple(name for name in dict.fromkeys(found) if sizes.get(name, 1) > 1)
 
+    def is_split(self) -> bool:
+        """Whether something was passed that lies split over several devices."""
+        sizes = self.mesh.shape
+        return any(sizes[n] > 1 for _, spec in self.passed for n in flat_names([*spec]))
+
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.mesh.shape.items())
 
@@ -130,10 +135,9 @@ def placement_of(
         mesh = current_mesh()
     types_ = {name: jax.typeof(array).sharding for name, array in arrays.items()}
     passed = tuple((n, as_spec(entries_of(s.spec))) for n, s in types_.items())
-    split = [
-        s.mesh for s in types_.values() if any(flat_names(list(entries_of(s.spec))))
-    ]
-    typed = split[0] if split and not is_mesh_set() else None
+    # What lies whole on an explicit mesh has it in its type too.
+    of_types = [s.mesh for s in types_.values() if has_explicit_axes(s.mesh)]
+    typed = of_types[0] if of_types and not is_mesh_set() else None
     if mesh is None:
         return Placement(typed, (), passed, False, typed) if typed else None
     if typed is not None and typed.shape != mesh.shape:
@@ -142,18 +146,17 @@ def placement_of(
         raise fail_value(request.kind, rule, got, "leave one of the two out")
     if typed is None and not is_mesh_set():
         mesh = with_auto_axes(mesh)  # no type says how anything lies
-    if not any(size > 1 for size in _open_axes(mesh).values()):
+    open_axes = _open_axes(mesh)
+    named = {n for _, spec in passed for n in flat_names([*spec])}
+    is_in_types = typed is not None or not named.isdisjoint(open_axes)
+    if not is_in_types and not any(size > 1 for size in open_axes.values()):
         return None
     if {AxisType.Manual, AxisType.Explicit} <= set(mesh.axis_types):
         return Placement(mesh, ())  # JAX hands over no axes from within shard_map
     if typed is None and not has_explicit_axes():
         passed = ()
-    report_unused_mesh(
-        request.kind,
-        mesh,
-        metadata.partition_axis,
-        {n for _, spec in passed for n in flat_names(list(spec))},
-    )
+    used = named if passed else set()
+    report_unused_mesh(request.kind, mesh, metadata.partition_axis, used)
     wishes = kind.specs(request, metadata)
     specs = tuple((name, without_mapped_axes(wish)) for name, wish in wishes.items())
     return Placement(mesh, specs, passed, typed=typed)
@@ -186,7 +189,7 @@ def shards_of(
     open_axes = _open_axes(mesh)
     symbols = [str(s) for s in request.sizes.values() if not isinstance(s, int)]
     refusal = None
-    if not placement.is_set:
+    if not placement.is_set and placement.is_split():
         got, hint = f"{placement}, of the arrays' types", "put it in jax.set_mesh"
         refusal = Refusal("sharding", "mesh", got, "in force", hint)
     elif len(open_axes) < len(mesh.axis_names):

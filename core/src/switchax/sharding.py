@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AnyMesh",
     "UnknownMeshAxisWarning",
+    "along_explicit_axes",
     "as_spec",
     "check_distinct",
     "constrain",
@@ -79,9 +80,10 @@ def is_mesh_set() -> bool:
     return not jax.sharding.get_abstract_mesh().empty
 
 
-def has_explicit_axes() -> bool:
-    """Returns whether the mesh that was set has axes of type Explicit."""
-    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+def has_explicit_axes(mesh: AnyMesh | None = None) -> bool:
+    """Returns whether a mesh, by default that which was set, has Explicit axes."""
+    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    return AxisType.Explicit in mesh.axis_types
 
 
 def flat_names(entry: Any) -> Iterator[Any]:
@@ -414,28 +416,43 @@ def _is_whole(x: jax.Array, mesh: Mesh) -> bool:
     return free and x.sharding.is_fully_replicated
 
 
+def along_explicit_axes(x: Any, spec: Iterable[Any]) -> Any:
+    """Returns x split over explicit axes, of the mesh that was set, as a spec says."""
+    types = _axis_types(jax.sharding.get_abstract_mesh())
+    if AxisType.Explicit not in types.values():
+        return x
+    own = as_spec(_of_type(AxisType.Explicit, spec, types))
+    return jax.sharding.reshard(x, own)  # type: ignore[no-untyped-call]
+
+
+def _of_type(
+    kind: AxisType, spec: Iterable[Any], types: Mapping[Any, AxisType]
+) -> list[tuple[Any, ...]]:
+    """Returns for each dimension of a spec its axes of one type."""
+    return [tuple(n for n in flat_names(entry) if types[n] == kind) for entry in spec]
+
+
 def _constrain_in_context(x: Any, spec: PartitionSpec, context: AbstractMesh) -> Any:
     """Constrains under `jax.set_mesh`, by the types of the mesh's axes."""
     types = _axis_types(context)
-    present = set(types.values())
-    entries = [tuple(flat_names(entry)) for entry in spec]
-    entries += [()] * (x.ndim - len(entries))
-    explicit = [tuple(n for n in e if types[n] == AxisType.Explicit) for e in entries]
-    auto = [tuple(n for n in e if types[n] == AxisType.Auto) for e in entries]
-    if AxisType.Explicit in present:
-        x = jax.sharding.reshard(x, as_spec(explicit))  # type: ignore[no-untyped-call]
-    if AxisType.Auto in present:
-        # None would undo what the explicit axes split.
-        free = [PartitionSpec.UNCONSTRAINED if e else None for e in explicit]
-        wish = as_spec(a or f for a, f in zip(auto, free, strict=True))
-        # A program may run again under a like mesh of other devices, so it holds none;
-        # what grad runs at once needs them, for an array that is on one device.
-        mesh = None if compat.is_staged() else compat.mesh_that_was_set()
-        if mesh is not None and mesh.abstract_mesh == context:
-            x = _constrained(x, NamedSharding(mesh, wish))
-        else:
-            x = _constrained(x, wish)
-    return x
+    entries = [*spec, *[None] * (x.ndim - len(spec))]
+    x = along_explicit_axes(x, entries)
+    if AxisType.Auto not in types.values():
+        return x
+    # None would undo what the explicit axes split, and what runs at once, as under
+    # grad, loses them from a cotangent's type if others stand beside them.
+    staged, free = compat.is_staged(), PartitionSpec.UNCONSTRAINED
+    explicit = _of_type(AxisType.Explicit, entries, types)
+    auto = _of_type(AxisType.Auto, entries, types)
+    splitting = [staged and any(context.shape[n] > 1 for n in a) for a in auto]
+    triples = zip(explicit, auto, splitting, strict=True)
+    wish = as_spec((a or None) if s or not e else free for e, a, s in triples)
+    # A program may run again under a like mesh of other devices, so it holds none;
+    # what grad runs at once needs them, for an array that is on one device.
+    mesh = None if staged else compat.mesh_that_was_set()
+    if mesh is not None and mesh.abstract_mesh == context:
+        return _constrained(x, NamedSharding(mesh, wish))
+    return _constrained(x, wish)
 
 
 def _constrained(x: Any, sharding: NamedSharding | PartitionSpec) -> Any:

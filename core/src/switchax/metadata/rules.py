@@ -84,9 +84,10 @@ def attention_rules(
     # Kept with the specs of `resolve_spec`, whose keys have three members.
     known = current_rules().specs
     key = manager.paxis, mode, layout, like_query, sinks
-    if key not in known:
-        known[key] = _resolved(manager.paxis, mode, dimensions, like_query, sinks)
-    rules: AttnShardingRules = known[key]
+    rules: AttnShardingRules | None = known.get(key)
+    if rules is None:  # another thread may forget what is known meanwhile
+        rules = _resolved(manager.paxis, mode, dimensions, like_query, sinks)
+        known[key] = rules
     return rules
 
 
