@@ -15,7 +15,7 @@ from switchax.axes import MODE_DECODE
 
 from .mutants import Right, softmax
 
-__all__ = ["BLOCK", "BLOCK_MUTANTS", "hidden", "mutants_of"]
+__all__ = ["BLOCK", "BLOCK_MUTANTS", "blocks", "hidden", "mutants_of"]
 
 BLOCK = 128
 BLOCK_MUTANTS = {}

@@ -52,6 +52,28 @@ def one_by_one(**sizes):
     return classmethod(refusals)
 
 
+def needing(features, field=None, **sizes):
+    """Refuses calls without features, and other sizes; by a text alone with a field."""
+
+    def refusals(cls, request, target):
+        lacking = [(name, "none", "given") for name in features - request.features]
+        lacking += [
+            (axis, str(getattr(request, axis)), " or ".join(map(str, allowed)))
+            for axis, allowed in sizes.items()
+            if getattr(request, axis) not in allowed
+        ]
+        for name, actual, allowed in lacking:
+            text = allowed if field is None else "what the paper says"
+            yield Refusal("rule", field or name, actual, text, "pass it")
+
+    return classmethod(refusals)
+
+
+def with_rule(name, features, refusals, **capabilities):
+    bases = (kernel(name, features, **capabilities),)
+    return type(name.capitalize(), bases, {"refusals": refusals})
+
+
 LATENT = {"head_dim": 576, "v_head_dim": 512, "kv_heads": 1}
 LATENT_FEATURES = {"causal", "gqa", "v_head_dim"}
 
@@ -113,6 +135,32 @@ DECLARATIONS = {
         (kernel("square", {"causal", "gqa"}),),
         {"refusals": only(is_square, "self attention of 1024, heads in groups")},
     ),
+    # Each needs a feature beside a size.
+    "cached": with_rule(
+        "cached",
+        {"kv_lengths", "gqa"},
+        needing({"kv_lengths"}, q_len=(1,), head_dim=(64, 128)),
+        differentiable=(),
+    ),
+    "windowed": with_rule(
+        "windowed",
+        {"window", "causal", "gqa"},
+        needing({"window"}, head_dim=(64, 128)),
+    ),
+    "sunk": with_rule(
+        "sunk",
+        {"softmax_aux", "causal", "gqa"},
+        needing({"softmax_aux"}, head_dim=(64,)),
+    ),
+    "masked": with_rule(
+        "masked", {"mask", "bias"}, needing({"mask", "bias"}, head_dim=(32,))
+    ),
+    "unsaid": with_rule(
+        "unsaid",
+        {"kv_lengths", "lse"},
+        needing({"kv_lengths"}, "sizes", q_len=(1,), head_dim=(128,)),
+        differentiable=(),
+    ),
     "half": kernel("half", {"causal"}, dtypes={"float16"}, differentiable=()),
     "nothing": kernel("nothing"),
 }
@@ -131,6 +179,19 @@ def test_what_is_declared_is_asked_in_sizes_that_are_taken(name):
     assert len(taken) > 0.8 * len(asked), [str(c) for c in asked if c not in taken]
     checks = {case.check for case in taken}
     assert {"transforms", "mesh", "in turn", "accumulation"} <= checks
+
+
+@pytest.mark.parametrize("name", ["fixed", "cached", "heads"])
+def test_what_is_not_declared_is_refused_for_no_size(name):
+    operation = DECLARATIONS[name]
+    fitting = Fitting(operation, "cpu")
+    cases = AttentionSuite().cases(operation, "cpu", "quick", 0)
+    asked = {c.feature: c.call for c in cases if c.check == "refused"}
+    assert {"bias", "q_offset_per_batch", "v_head_dim", "dtype float16"} <= asked.keys()
+    for feature, call in asked.items():
+        codes = {refusal.code for refusal in fitting._refusals(call)}
+        assert codes <= {"feature", "dtype"}, (feature, call)
+        assert call.dtype != "float32" or feature in call.features | {"lse"}
 
 
 @pytest.mark.parametrize("name", ["alone", "packed"])

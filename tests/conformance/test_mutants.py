@@ -14,6 +14,7 @@ from switchax.testing.attention import AttentionCase, draw
 from switchax.testing.suite import Finding
 
 from .block_mutants import BLOCK_MUTANTS
+from .cache_mutants import CACHE_MUTANTS
 from .meeting_mutants import MEETING_MUTANTS
 from .mutants import MEETINGS, MUTANTS, Right, WideLeft
 from .rare_mutants import RARE_MUTANTS
@@ -40,6 +41,8 @@ IN_CI = {
     "HeadDimInWholeBlocks",
     "SplitsByLseOfTheLast",
     "LengthsOfWholeBlocks",
+    "SkipsEmptyBlocksOfTheFirst",
+    "MaximumBeforeTheScale",
 }
 CACHE = {
     "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -148,6 +151,7 @@ def test_each_mutant_is_found_under_its_rule(mutant):
 
 
 MISTAKES = BLOCK_MUTANTS | RARE_MUTANTS | SHAPE_MUTANTS | MEETING_MUTANTS
+MISTAKES |= CACHE_MUTANTS
 
 
 @each(MISTAKES)

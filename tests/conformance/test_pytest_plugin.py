@@ -102,7 +102,7 @@ def test_each_case_is_a_test_and_a_failure_shows_its_snippet(ask):
     code, text = ask("--switchax-operation", "numbers")
     assert code == 1
     assert "1 failed, 3 passed, 1 skipped" in text
-    assert "N1 number 3: sum is off by 1.5 times what rounding explains" in text
+    assert "  sum is off by 1.5 times what rounding explains" in text
     assert "    numbers(3)" in text
     assert "not two" in text
 

@@ -131,6 +131,9 @@ def test_a_failure_is_made_small(does, kind, text):
     assert (failure.title, failure.smallest) == ("number 33", "number 4")
     assert failure.snippet == "numbers(4)"
     assert "does not conform" in str(report)
+    # What is wrong is said of the smallest, not of the first.
+    lines = ["N1 number 33", "  smallest: number 4", f"  {text}", "    numbers(4)"]
+    assert str(failure).splitlines() == lines
 
 
 def test_a_failure_that_needs_the_calls_before_says_so():
@@ -192,6 +195,8 @@ def test_a_rule_of_which_every_case_is_refused_is_said_not_to_be_tested():
     cases = Number(1), Number(2, "refuse", rule="N2"), Number(3, "refuse", rule="N2")
     report = conform(operation_with(*cases))
     assert report.not_tested["rule N2"] == "all of its cases (2) were refused"
+    assert report.not_asked == ["N2"]
+    assert str(report).splitlines()[0].endswith(" s; not asked: N2)")
 
 
 def test_a_long_run_does_not_keep_its_programs(monkeypatch):
@@ -385,7 +390,11 @@ def test_the_command_fails_with_the_snippet(named):
     named(operation_with(Number(9, "wrong above 3")))
     result = run("--full")
     assert result.exit_code == 1
-    assert "numbers(4)" in result.stdout
+    lines = result.stdout.splitlines()
+    at = lines.index("smallest: number 4")
+    assert lines[at - 1] == "N1 numbers: number 9"
+    assert lines[at + 1].startswith("sum is off by 4 times")
+    assert lines[at + 2] == "numbers(4)"
     assert "does not conform (full" in result.stdout
 
 

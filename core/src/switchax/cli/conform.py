@@ -215,8 +215,8 @@ def _show(report: Report) -> None:
         show_line()
         rule = f"{failure.rule} {report.rules.get(failure.rule, '')}".rstrip()
         show_line(f"{rule}: {failure.title}", "bold red")
-        show_line(failure.text)
         show_line(f"smallest: {failure.smallest}")
+        show_line(failure.text)
         show_line(failure.snippet)
     if report.not_tested:
         show_line()

@@ -29,7 +29,7 @@ class Failure:
         smallest: The smallest call found that still fails, as text.
         kind: "wrong", "refused" (what it declares), "accepted" (what it does not) or
             "raised".
-        text: What is wrong.
+        text: What is wrong in the smallest.
         snippet: Python that shows it.
     """
 
@@ -42,7 +42,8 @@ class Failure:
 
     def __str__(self) -> str:
         code = "\n".join(f"    {line}" for line in self.snippet.splitlines())
-        return f"{self.rule} {self.title}: {self.text}\n  with {self.smallest}\n{code}"
+        told = f"smallest: {self.smallest}\n  {self.text}"
+        return f"{self.rule} {self.title}\n  {told}\n{code}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +118,15 @@ class Report:
         """How many cases were run."""
         return sum(r.passed + r.failed + r.refused for r in self.results)
 
+    @property
+    def not_asked(self) -> list[str]:
+        """The rules of which every case was refused."""
+        return [
+            rule
+            for rule, results in self.by_rule().items()
+            if not any(result.passed + result.failed for result in results)
+        ]
+
     def by_rule(self) -> dict[str, list[Result]]:
         """The results of each rule."""
         found = defaultdict(list)
@@ -168,7 +178,8 @@ class Report:
         if not self.complete and not self.failures:
             verdict = "was not tested to the end"
         text = f"{self.operation} {verdict} ({self.level}, {self.cases} cases on "
-        text += f"{self.device} in {self.seconds:.0f} s)"
+        text += f"{self.device} in {self.seconds:.0f} s"
+        text += f"; not asked: {', '.join(self.not_asked)})" if self.not_asked else ")"
         parts = [text, *map(str, self.failures)]
         parts += [f"not tested: {what}: {why}" for what, why in self.not_tested.items()]
         return "\n".join(parts)

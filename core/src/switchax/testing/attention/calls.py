@@ -19,6 +19,7 @@ from switchax.kinds.attention.oracle import (
 from switchax.testing.suite import fields_that_differ
 
 __all__ = [
+    "NEUTRAL",
     "AttentionCall",
     "Drawn",
     "draw",
@@ -33,6 +34,20 @@ _APART = 1 << 16
 _BLOCK = 128  # of keys, as kernels have them
 _ALIKE_IN_FLOAT32 = 1 << 24  # and the number after it
 Array = NDArray[Any]
+# What a call is that does not use a feature.
+NEUTRAL: dict[str, dict[str, Any]] = {
+    "bias": {"bias": ""},
+    "mask": {"mask": ""},
+    "segment_ids": {"segments": ""},
+    "kv_lengths": {"lengths": ""},
+    "q_lengths": {"lengths": ""},
+    "causal": {"causal": False},
+    "window": {"window": None},
+    "q_offset": {"offset": "zero"},
+    "q_offset_per_batch": {"offset": "zero"},
+    "logits_soft_cap": {"soft_cap": None},
+    "softmax_aux": {"sinks": None},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +74,20 @@ class AttentionCall:
             or float64 for float64.
         mask: "" (none), "full", "key", "square", "head", "sample" or "padding", shaped
             as those of bias, or "by_head" `[batch, heads, 1, kv_len]`, by which every
-            row sees a key; or "row", by which some rows see none.
+            row sees a key; or "blocks", full, of triangles and of padding, another
+            form for each head and sample; or "row", by which some rows see none.
         segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
             "apart" (the later half of the rows sees none), "many" (a document for
             every two tokens), "descending" (four documents, whose ids fall),
             "negative" (on both sides, at the start) or "trailing" (at the end).
         lengths: "", "q", "kv" or "both": of the samples, the first is two thirds of
-            the axis (or, by seed, whole blocks), the second 0, the third beyond it.
+            the axis (or, by seed, whole blocks), the second 0, the third beyond it,
+            and the fifth negative.
         causal: As in the call.
         window: As in the call.
         offset: "zero", "negative", "last" (`kv_len - q_len`), "beyond" (past all
-            keys), "traced" or "batch".
+            keys), "traced" (about the last), "within" (traced, a sixth before it) or
+            "batch", of which the first sample's is not the largest.
         soft_cap: `logits_soft_cap`.
         sinks: None, 0 for `softmax_aux` `[heads]`, or n for `[heads, n]`.
         sink_level: What is added to the sinks.
@@ -262,7 +280,9 @@ def _logit_arrays(
             bias[..., : _BLOCK + 2 if kv_len > _BLOCK + 2 else 0] = -INF
         arrays["bias"] = bias.astype(call.bias_dtype or call.dtype)
     if call.mask:
-        mask = rng.random(shapes[call.mask]) < 0.7
+        mask = rng.random(shapes.get(call.mask, full)) < 0.7
+        if call.mask == "blocks":
+            mask = _of_blocks(full, call.seed // 2)
         if call.mask != "row" and kv_len:
             mask[..., -1] |= ~mask.any(axis=-1)
         arrays["mask"] = mask
@@ -272,6 +292,16 @@ def _logit_arrays(
         sinks = call.sink_level + rng.normal(size=shape)
         arrays["softmax_aux"] = sinks.astype(call.bias_dtype or precise)
     return arrays
+
+
+def _of_blocks(full: tuple[int, ...], first: int) -> Array:
+    """Masks of which whole blocks are seen or hidden, others for each head."""
+    batch, heads, q_len, kv_len = full
+    rows, keys = np.arange(q_len)[:, None], np.arange(kv_len)[None]
+    padding = np.broadcast_to(keys >= min(_BLOCK, kv_len // 2), (q_len, kv_len))
+    forms = np.stack([keys <= rows, keys >= rows, padding])
+    number = first + np.arange(batch * heads).reshape(batch, heads)
+    return np.asarray(forms[number % len(forms)])
 
 
 def _visibility_arrays(
@@ -290,6 +320,7 @@ def _visibility_arrays(
             if odd and length > _BLOCK:  # a whole block, or two of half the size
                 some[0] = _BLOCK if length > 2 * _BLOCK else _BLOCK // 2
             some = [*(some[::-1] if odd and batch > 1 else some), length + 3, length]
+            some += [-3]
             arrays[f"{name}_lengths"] = np.resize(some, batch).astype("int32")
     if call.dropout:
         arrays["dropout_key"] = jax.random.key(call.seed)
@@ -351,14 +382,17 @@ def _options(call: AttentionCall) -> dict[str, Any]:
     if call.causal or call.window:
         last = call.kv_len - call.q_len
         batch = 1 if call.layout == "thd" else call.batch
+        odd = call.seed // 2 % 2
+        several = [last, -1, 0, 2] if odd or batch == 1 else [-1, last, 2, 0]
         offsets: dict[str, Any] = {
             "zero": 0,
             "negative": -2,
             "last": last,
             "beyond": 100 + call.kv_len,
             # By seed, as lengths are.
-            "traced": np.array(last + 1 - call.seed // 2 % 2, "int32"),
-            "batch": np.resize([last, -1, 2, 0], batch).astype("int32"),
+            "traced": np.array(last + 1 - odd, "int32"),
+            "within": np.array(last - last // 6 - odd, "int32"),
+            "batch": np.resize(several, batch).astype("int32"),
         }
         options["q_offset"] = offsets[call.offset]
     return options
@@ -402,8 +436,9 @@ def largest_logit(call: AttentionCall, drawn: Drawn) -> float:
     """
     scale = max(call.head_dim, 1) ** -0.5 if call.scale is None else call.scale
     product = math.prod(longest(drawn.arrays[name]) for name in ("query", "key"))
-    levels = abs(call.sink_level), abs(call.bias_level)
-    return float(max(*levels, abs(scale) * product))
+    sinks = np.abs(drawn.arrays.get("softmax_aux", np.zeros(0)).astype("float64"))
+    sink = sinks[np.isfinite(sinks)].max(initial=0.0)
+    return float(max(sink, abs(call.bias_level), abs(scale) * product))
 
 
 def longest(array: Array) -> float:

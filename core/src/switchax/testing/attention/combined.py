@@ -12,9 +12,9 @@ import numpy as np
 from switchax.axes import MODE_DECODE, MODE_PREFILL, MODE_TRAIN
 from switchax.capabilities import Capabilities
 
-from .calls import AttentionCall
+from .calls import NEUTRAL, AttentionCall
 
-__all__ = ["covering", "rule_of", "together"]
+__all__ = ["as_declared", "covering", "honoured", "rule_of", "together"]
 
 Changes = dict[str, Any]
 
@@ -36,7 +36,7 @@ _QUICK: dict[str, list[Changes]] = {
     "layout": [{}, {"layout": "bhtd"}, {"layout": "thd"}],
     "position": [
         {},
-        {"causal": True, "offset": "last"},
+        {"causal": True, "offset": "traced"},
         {"window": (6, 3), "offset": "batch"},
         {"window": (200, 0)},
     ],
@@ -77,6 +77,7 @@ _FULL: dict[str, list[Changes]] = {
     "position": [
         *_QUICK["position"],
         {"causal": True},
+        {"causal": True, "offset": "last"},
         {"window": (6, 3), "offset": "last"},
         {"window": (3, 1), "offset": "traced"},
         {"causal": True, "window": (20, None), "offset": "batch"},
@@ -127,11 +128,31 @@ def together(
 
 def _declared(values: list[Changes], capabilities: Capabilities) -> list[Changes]:
     """Those values that use nothing undeclared, gqa and lengths aside."""
+    known = honoured(capabilities)
+    return [v for v in values if AttentionCall(**v).features <= known] or [{}]
+
+
+def honoured(capabilities: Capabilities) -> frozenset[str]:
+    """What is declared, and what core does by it."""
     adapted = {"gqa"}
     if "segment_ids" in capabilities.features:
         adapted |= {"q_lengths", "kv_lengths"}
-    known = capabilities.features | adapted
-    return [v for v in values if AttentionCall(**v).features <= known] or [{}]
+    return frozenset({*capabilities.features, *adapted})
+
+
+def as_declared(call: AttentionCall, capabilities: Capabilities) -> AttentionCall:
+    """A call without what is not declared.
+
+    What is causal, or has a window, is so no more where its offset is left out: it
+    would see the first keys alone.
+    """
+    known = honoured(capabilities)
+    if not call.features & {"q_offset", "q_offset_per_batch"} <= known:
+        call = dataclasses.replace(call, causal=False, window=None, offset="zero")
+    for feature, neutral in NEUTRAL.items():
+        if feature in call.features - known:
+            call = dataclasses.replace(call, **neutral)
+    return call
 
 
 def covering(factors: Mapping[str, list[Changes]]) -> Iterator[Changes]:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from switchax.errors import Refusal
+from switchax.kinds.attention.features import FEATURES
 from switchax.matching import refusals_of
 from switchax.operation import BaseOperation, forward_method
 from switchax.target import Target, current_target
@@ -57,6 +58,27 @@ class Fitting:
             return call
         return self._first(call) or call
 
+    def beside(self, call: AttentionCall) -> AttentionCall:
+        """Returns a call of something undeclared, in sizes that are taken without it.
+
+        So that it is refused for what it uses, and for no size.
+        """
+        dtypes = self._operation.capabilities.dtypes
+        plain = AttentionCall(dtype=call.dtype if call.dtype in dtypes else min(dtypes))
+        taken = self._first(plain) if self._can_fit(plain) else None
+        if taken is None or taken == plain:
+            return call
+        changed = _applied(call, _difference(plain, taken))
+        if call.kv_heads < call.heads:
+            heads = max(changed.heads, 2)
+            changed = dataclasses.replace(changed, heads=heads, kv_heads=heads // 2)
+        if call.v_head_dim is not None:
+            v_head_dim = max(changed.head_dim // 2, 1)
+            changed = dataclasses.replace(changed, v_head_dim=v_head_dim)
+        if changed.offset == "last" and changed.q_len == changed.kv_len:
+            changed = dataclasses.replace(changed, offset="traced")  # 0 is no feature
+        return call if changed.layout == "thd" and changed.lengths else changed
+
     def _can_fit(self, call: AttentionCall) -> bool:
         """Whether any form of a call is taken; asked once of each."""
         if call not in self._known:
@@ -68,21 +90,43 @@ class Fitting:
         rounded = self._rounded(call)
         if self._is_taken(rounded):
             return rounded
+        if any(refusal.field == "batch" for refusal in self._declared(rounded)):
+            return None  # packed tokens are one sample, and no form changes that
         said = self._as_told(rounded)
         numbers = _numbers(self._refusals(said))
-        changes = [*self._fitted, *_CHANGES, *_of_numbers(numbers)]
-        for change in dict.fromkeys([_difference(rounded, said), *changes]):
-            changed = self._rounded(dataclasses.replace(rounded, **dict(change)))
+        needed = tuple(p for p in _difference(rounded, said) if p[0] in _USING)
+        changes = [*_CHANGES, *_of_numbers(numbers)]
+        if needed:
+            changes = [change + needed for change in changes] + changes
+        else:
+            changes += self._using_one(rounded)
+        changes = [_difference(rounded, said), *self._fitted, *changes]
+        for change in dict.fromkeys(changes):
+            changed = self._rounded(_applied(rounded, change))
             if self._is_taken(changed):
                 self._fitted.append(change)
                 return changed
         return None
 
+    def _using_one(self, call: AttentionCall) -> list[_Change]:
+        """Forms that use one thing more of what is declared, which may be needed."""
+        declared = self._operation.capabilities.features
+        using: list[_Change] = [
+            tuple(use.items())
+            for feature, use in _NEEDED.items()
+            if feature in declared - call.features
+        ]
+        return _products(_HEAD_DIMS, [(), (("q_len", 1),)], using)
+
     def _as_told(self, call: AttentionCall) -> AttentionCall:
-        """The call in the sizes that refusals name, one after the other."""
+        """The call with what refusals name, sizes and features, one after the other."""
+        declared = self._operation.capabilities.features
         for _ in range(_ROUNDS):
-            sizes = _named_sizes(call, self._refusals(call))
-            changed = self._rounded(dataclasses.replace(call, **sizes))
+            refusals = self._refusals(call)
+            change = tuple(_named_sizes(call, refusals).items())
+            for feature in sorted(_named_features(refusals) & declared - call.features):
+                change += tuple(_NEEDED[feature].items())
+            changed = self._rounded(_applied(call, change))
             if changed == call:
                 break
             call = changed
@@ -108,6 +152,11 @@ class Fitting:
             method = forward_method(cls, platform)
             refusals = refusals_of(cls, plan, self._target, method)
             return [refusal for refusal in refusals if refusal.code != "fault"]
+
+    def _declared(self, call: AttentionCall) -> list[Refusal]:
+        """Those refusals of a call that `multiples` and `limits` say."""
+        told = {"multiple", "limit"}
+        return [refusal for refusal in self._refusals(call) if refusal.code in told]
 
     def _rounded(self, call: AttentionCall) -> AttentionCall:
         """Sizes up to a multiple, down to a limit, in a layout that is declared."""
@@ -149,6 +198,14 @@ def _named_sizes(call: AttentionCall, refusals: list[Refusal]) -> dict[str, Any]
     return sizes
 
 
+def _named_features(refusals: list[Refusal]) -> set[str]:
+    """The features that refusals name, by their own name or by their arguments'."""
+    names = {argument: n for n, f in FEATURES.items() for argument in f.arguments}
+    names |= {n: n for n in _NEEDED}
+    words = re.findall(r"\w+", " ".join(f"{r.field} {r.allowed}" for r in refusals))
+    return {names[word] for word in words if names.get(word) in _NEEDED}
+
+
 def _numbers(refusals: list[Refusal]) -> list[int]:
     """The numbers in what refusals allow that could be sizes."""
     found = re.findall(r"(?<![\w.])\d+(?![\w.])", " ".join(r.allowed for r in refusals))
@@ -159,6 +216,18 @@ def _difference(one: AttentionCall, other: AttentionCall) -> _Change:
     fields = dataclasses.fields(one)
     pairs = [(f.name, getattr(other, f.name)) for f in fields]
     return tuple((n, x) for n, x in pairs if getattr(one, n) != x)
+
+
+def _applied(call: AttentionCall, change: _Change) -> AttentionCall:
+    """A changed call, which uses of what it used what it did."""
+    default, fields = AttentionCall(), dict(change)
+    for name in _USING & fields.keys():
+        now = getattr(call, name)
+        if fields[name] == getattr(default, name) or now == getattr(default, name):
+            continue
+        is_other = {now, fields[name]} == {"q", "kv"}
+        fields[name] = "both" if is_other else now
+    return dataclasses.replace(call, **fields)
 
 
 def _of_numbers(numbers: list[int]) -> list[_Change]:
@@ -194,6 +263,22 @@ def _alike(call: AttentionCall) -> AttentionCall:
     default = AttentionCall()
     sizes = ("batch", "q_len", "kv_len", "head_dim", "factor", "alike", "seed")
     return dataclasses.replace(call, **{n: getattr(default, n) for n in sizes})
+
+
+# How a call uses what a kernel may need.
+_NEEDED: dict[str, dict[str, Any]] = {
+    "bias": {"bias": "full"},
+    "mask": {"mask": "full"},
+    "segment_ids": {"segments": "ids"},
+    "q_lengths": {"lengths": "q"},
+    "kv_lengths": {"lengths": "kv"},
+    "causal": {"causal": True},
+    "window": {"window": (64, 0)},
+    "logits_soft_cap": {"soft_cap": 2.0},
+    # Of a level: that counts in the bound of logits, where a scale of 0 leaves none.
+    "softmax_aux": {"sinks": 0},
+}
+_USING = {name for use in _NEEDED.values() for name in use}
 
 
 class _Zeros(np.random.Generator):

@@ -8,7 +8,9 @@ from typing import Any
 
 __all__ = [
     "BLOCKS",
+    "CACHES",
     "EFFECTS",
+    "OPERANDS",
     "PLAIN",
     "USES",
     "Entry",
@@ -35,6 +37,20 @@ EFFECTS: tuple[dict[str, Any], ...] = (
     {"causal": True, "offset": "traced", "q_len": 5, "kv_len": 70},
     {"soft_cap": 0.8},
     {"sinks": 0},
+)
+# Decoding over more keys than kernels leave to one of their splits: what is declared of
+# each is asked in one call, slots of the cache that are not written yet being dirty.
+_CACHE: dict[str, Any] = {"q_len": 1, "kv_len": 1100, "heads": 8, "kv_heads": 2}
+_SERVED: dict[str, Any] = {"causal": True, "offset": "within", "window": (600, None)}
+_SERVED |= {"lengths": "kv", "soft_cap": 2.0, "sinks": 0}
+CACHES: tuple[dict[str, Any], ...] = (
+    {**_CACHE, **_SERVED, "batch": 5},
+    {**_CACHE, "causal": True, "offset": "batch", "mask": "sample", "bias": "full"},
+)
+# What query, key and value share with others under vmap, as far as it is declared.
+OPERANDS: tuple[dict[str, Any], ...] = (
+    {"lengths": "both", "causal": True, "offset": "batch", "kv_len": 9},
+    {"mask": "sample", "bias": "full", "segments": "ids", "sinks": 0},
 )
 # A call of each feature that uses no other.
 USES: dict[str, dict[str, Any]] = {
@@ -109,12 +125,14 @@ def shapes(full: bool) -> list[Entry]:
 
 def beside_dropout() -> list[dict[str, Any]]:
     """What must still be there where probabilities are dropped."""
+    wide = {"q_len": 260, "kv_len": 260, "batch": 1, "head_dim": 64}
+    decode = {"q_len": 1, "kv_len": 300, "batch": 3, "head_dim": 64}
     return [
-        {"causal": True, "kv_heads": 2},
+        {**BLOCKS, "causal": True, "kv_heads": 2},
         {"mask": "full", "bias": "full"},
         {"segments": "ids", "scale": 0.5},
-        {"lengths": "kv", "soft_cap": 0.8},
-        {"window": (9, 3), "sinks": 0, "dtype": "bfloat16"},
+        {"lengths": "kv", "soft_cap": 0.8, **decode},
+        {"window": (150, 3), "sinks": 0, "dtype": "bfloat16", **wide},
         {"causal": True, "layout": "thd"},
     ]
 
@@ -122,7 +140,7 @@ def beside_dropout() -> list[dict[str, Any]]:
 def logits(full: bool) -> list[Entry]:
     """What changes logits, and sinks."""
     entries: list[Entry] = [
-        ("R2", {"scale": -0.7}),
+        ("R2", {"scale": -0.7, "factor": 5.0}),  # the largest product is the least
         ("R2", {"scale": 0.0}),
         ("R2", {"bias": "full"}),
         ("R2", {"bias": "head"}),
@@ -135,6 +153,7 @@ def logits(full: bool) -> list[Entry]:
         ("R2", {"soft_cap": 0.8}),
         ("R2", {"bias": "full", "soft_cap": 0.8}),
         ("R2", {"soft_cap": 2.0, "head_dim": 64}),
+        ("R2", {"soft_cap": 0.8, "bias": "minus_inf"}),  # -0.8, which hides nothing
         # What is the same for a whole row changes weights beside these alone.
         ("R2", {"bias": "row", "soft_cap": 0.8}),
         ("R9", {"bias": "row", "sinks": 0, "kv_len": 200, "batch": 1}),
@@ -160,6 +179,7 @@ def visibilities(full: bool) -> list[Entry]:
     large = {"q_len": 257, "kv_len": 257, "batch": 1, **one}  # three blocks of 128
     even = {"q_len": 128, "kv_len": 128, "batch": 1, **one}  # of whole blocks
     third = {"q_len": 600, "kv_len": 600}  # and of 256
+    blocks = {"q_len": 300, "kv_len": 300}  # two and a part
     split = {"q_len": 1, "kv_len": 3000}  # the last of three splits is all hidden
     entries: list[Entry] = [
         ("R3", {"mask": "full"}),
@@ -169,6 +189,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"mask": "key"}),
         ("R3", {"mask": "square"}),
         ("R3", {"mask": "by_head"}),
+        ("R3", {"mask": "blocks", **blocks, "heads": 2, "kv_heads": 1}),
         ("R3", {"mask": "full", "bias": "full"}),
         ("R2", {"mask": "full", "soft_cap": 0.8}),
         ("R3", {"causal": True}),
@@ -212,6 +233,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R6", {"mask": "row"}),
         ("R3", {"mask": "row", "kv_len": 200, "batch": 1}),
         ("R6", {"causal": True, "offset": "negative"}),
+        ("R6", {"causal": True, "offset": "last", **large, "q_len": 300, "kv_len": 65}),
         ("R6", {"bias": "minus_inf"}),
         ("R6", {"bias": "minus_inf", "plain": True}),
         ("R6", {"bias": "minus_inf", "q_len": 5, "kv_len": 300, "batch": 1}),

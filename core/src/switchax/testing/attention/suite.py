@@ -20,12 +20,14 @@ from switchax.testing.suite import Case, Finding, Suite
 
 from .calls import AttentionCall, draw
 from .checks import CHECKS
-from .combined import rule_of, together
+from .combined import as_declared, honoured, rule_of, together
 from .fitting import Fitting
 from .programs import Programs
 from .singles import (
     BLOCKS,
+    CACHES,
     EFFECTS,
+    OPERANDS,
     PLAIN,
     USES,
     beside_dropout,
@@ -72,6 +74,8 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
 )
 
 _COMPUTING = frozenset({"value", "dropout"})
+_MADE_SMALLER = frozenset({"value", "lse", "effect", "dropout"})
+_MADE_SMALLER |= {"mapped", "mapped operands"}
 _ON_DEVICES = frozenset({"mesh", "sequence mesh", "shard_map"})
 
 
@@ -86,7 +90,7 @@ class AttentionCase(Case):
         dirty: Whether what nothing can see is NaN or Inf.
         feature: The one that the check "refused" is about.
         combined: Whether it combines what others ask singly; then the smallest call
-            that fails says which rule is broken.
+            that fails says which rule is broken; R7 where it must be dirty to fail.
         programs: Compiled programs, shared by the cases of a suite.
     """
 
@@ -167,12 +171,15 @@ class AttentionCase(Case):
             yield self._value(dropout=0.0, plain=True)
         if self.check == "at once":
             yield self._value()
-        if self.check not in ("value", "lse", "effect", "mapped", "dropout"):
+        if self.check not in _MADE_SMALLER:
             return
+        if self.dirty and self.combined:
+            yield dataclasses.replace(self, rule=rule_of(self.call), dirty=False)
         for change in _SIMPLER:
             call = dataclasses.replace(self.call, **change)
             if call != self.call and _is_smaller(call, self.call) and _is_legal(call):
-                rule = rule_of(call) if self.combined else self.rule
+                is_clean = self.combined and not self.dirty
+                rule = rule_of(call) if is_clean else self.rule
                 yield dataclasses.replace(self, rule=rule, call=call)
 
     def _value(self, **changes: Any) -> AttentionCase:
@@ -260,10 +267,12 @@ class AttentionSuite(Suite):
         fitting, known = Fitting(operation, platform), set()
         for case in _cases(capabilities, level, seed):
             call = dataclasses.replace(case.call, seed=case.call.seed + 2 * seed)
-            if case.check != "refused":
-                if not _is_declared(case, capabilities):
-                    continue
+            if case.check == "refused":
+                call = fitting.beside(call)
+            elif _is_declared(case, capabilities):
                 call = fitting.fitted(call)
+            else:
+                continue
             case = dataclasses.replace(case, call=call, programs=programs)
             if case not in known:
                 known.add(case)
@@ -284,11 +293,8 @@ class AttentionSuite(Suite):
 
 def _is_declared(case: AttentionCase, capabilities: Capabilities) -> bool:
     """Whether the operation, with what core does for it, must honour a call."""
-    adaptable = {"gqa", "q_lengths", "kv_lengths"}
-    lacking = case.call.features - capabilities.features
-    return case.call.dtype in capabilities.dtypes and lacking <= (
-        adaptable if "segment_ids" in capabilities.features else {"gqa"}
-    )
+    is_honoured = case.call.features <= honoured(capabilities)
+    return case.call.dtype in capabilities.dtypes and is_honoured
 
 
 def _cases(
@@ -341,7 +347,9 @@ def _cases(
     # Lower than what may stand for -inf.
     lowest = -6e4 if main == "float16" else -1e10
     hiders: list[dict[str, Any]] = [{"mask": "full"}, {"causal": True}]
-    for call in (*hiders, {"lengths": "kv"}):
+    hiders += [{"lengths": "kv"}, {"window": (2, 0)}]
+    hiders += [{"segments": "ids", "q_len": 9, "kv_len": 9}]
+    for call in hiders:
         yield case("R3", "hidden", bias="full", bias_level=lowest, **call)
     if main in ("float32", "bfloat16"):  # the least number, by which models hide
         yield case("R2", "hidden", bias="full", bias_level=-3.3e38)
@@ -372,11 +380,16 @@ def _cases(
         {"causal": True, "q_len": 5, "kv_len": 200, "kv_heads": 2, "plain": True},
         # Rows that fill the last block would see keys that no other row does.
         {"causal": True, "q_len": 70, "kv_len": 200, "heads": 1, "kv_heads": 1},
-        {"causal": True, "q_len": 300, "kv_len": 512, "heads": 1, "kv_heads": 1},
     ]
     soiled += [{**hiding, "soft_cap": 0.8}, {**hiding, "sinks": 0, "bias": "key"}]
     soiled += [{**hiding, "dtype": dtype} for dtype in dtypes[1:]]
     yield from (case("R7", dirty=True, **call) for call in soiled)
+    # And rows that fill it beside those that end before, which see nothing.
+    filling: dict[str, Any] = {"causal": True, "q_len": 300, "kv_len": 512}
+    filling |= {"heads": 1, "kv_heads": 1, "lengths": "q"}
+    for call in (filling, *CACHES):
+        made = as_declared(case("R7", **call).call, capabilities)
+        yield AttentionCase("R7", made, dirty=True, combined=True)
     yield case("R7", "dropout", dropout=0.25, dirty=True, **hiding)
     if {"lse", "weights"} & capabilities.features:
         yield from (case(rule, plain=True, **call) for rule, call in PLAIN)
@@ -408,6 +421,10 @@ def _cases(
     ]
     mapped += [{"dtype": dtype, "kv_heads": 2} for dtype in dtypes[1:]]
     yield from (case("R13", "mapped", **call) for call in mapped)
+    for call in OPERANDS:
+        made = as_declared(case("R13", **call).call, capabilities)
+        if made.features:
+            yield AttentionCase("R13", made, "mapped operands")
     yield case("R13", "mapped dropout", dropout=0.25)
     if capabilities.forward_mode:  # else one call says that it raises
         yield case("R13", "forward mode", bias="full", causal=True, kv_heads=2)

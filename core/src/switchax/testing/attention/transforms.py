@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ __all__ = [
     "check_forward_mode",
     "check_mapped",
     "check_mapped_dropout",
+    "check_mapped_operands",
     "check_mesh",
     "check_second_order",
     "check_sequence_mesh",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 Arrays = dict[str, Any]
+
+_OPERANDS = ("query", "key", "value")
 
 
 def check_transforms(subject: Subject) -> Finding:
@@ -85,30 +88,22 @@ def check_mapped(subject: Subject) -> Finding:
     are asked for too.
     """
     drawn = _two(subject)
-    first, names = drawn[0], subject.derived(drawn[0])
-    others = first.arrays.keys() - {"query", "key", "value"}
-    findings = _mapped(subject, drawn, first.arrays, varied=True)
+    first = drawn[0].arrays
+    others = first.keys() - set(_OPERANDS)
+    findings = _mapped(subject, drawn, first, varied=True)
     findings += _mapped(subject, drawn, others) if others else []
-    if not names or worst(findings).is_wrong:
+    if worst(findings).is_wrong:
         return worst(findings)
-    _, derived, given = _asked(subject, drawn)
+    return worst([*findings, *_mapped_gradients(subject, drawn, first, varied=True)])
 
-    def gradient(arrays: Arrays) -> Any:
-        rest = {n: a for n, a in arrays.items() if n not in names}
 
-        def results(floats: Any) -> Any:
-            return results_of(subject, first, {**rest, **floats}, *derived)
-
-        return pulled(results, {n: arrays[n] for n in names}, given)
-
-    axes = _axes(first, first.arrays, varied=True)
-    try:
-        found = jax.jit(jax.vmap(gradient, in_axes=(axes,)))(_stacked(drawn, axes))
-    except UnsupportedError as error:
-        return subject.refused("derivatives under vmap", error, "R13")
-    return worst(
-        [*findings, *gradient_findings(subject, drawn, given, found, "under vmap")]
-    )
+def check_mapped_operands(subject: Subject) -> Finding:
+    """Vmap over query, key and value, which share all else; gradients too (R13)."""
+    drawn = _two(subject)
+    findings = _mapped(subject, drawn, _OPERANDS)
+    if worst(findings).is_wrong:
+        return worst(findings)
+    return worst([*findings, *_mapped_gradients(subject, drawn, _OPERANDS)])
 
 
 def check_mapped_dropout(subject: Subject) -> Finding:
@@ -161,18 +156,67 @@ def _mapped(
     subject: Subject, drawn: list[Drawn], names: Iterable[str], varied: bool = False
 ) -> list[Finding]:
     """Vmap over some arguments, the others being those of the first call."""
-    first, mapped_axes = drawn[0], _axes(drawn[0], names, varied)
-    axes = dict.fromkeys(first.arrays) | mapped_axes
-    both = {**traced(first), **_stacked(drawn, mapped_axes)}
-    mixed = [
+    first = drawn[0]
+    fields = fields_of(subject, first, derived=False)
+
+    def results(arrays: Arrays) -> Any:
+        return results_of(subject, first, arrays, *fields)
+
+    found = _under_vmap(results, drawn, names, varied)
+    how = _how_mapped(first, names)
+    return result_findings(subject, _mixed(drawn, names), found, how)
+
+
+def _mapped_gradients(
+    subject: Subject, drawn: list[Drawn], names: Iterable[str], varied: bool = False
+) -> list[Finding]:
+    """Likewise of every gradient that is declared."""
+    first, mixed = drawn[0], _mixed(drawn, names)
+    of = subject.derived(first)
+    if not of:
+        return []
+    _, derived, given = _asked(subject, mixed)
+
+    def gradient(arrays: Arrays) -> Any:
+        rest = {n: a for n, a in arrays.items() if n not in of}
+
+        def results(floats: Any) -> Any:
+            return results_of(subject, first, {**rest, **floats}, *derived)
+
+        return pulled(results, {n: arrays[n] for n in of}, given)
+
+    try:
+        found = _under_vmap(gradient, drawn, names, varied)
+    except UnsupportedError as error:
+        return [subject.refused("derivatives under vmap", error, "R13")]
+    how = _how_mapped(first, names)
+    return gradient_findings(subject, mixed, given, found, how)
+
+
+def _under_vmap(
+    function: Callable[[Arrays], Any],
+    drawn: list[Drawn],
+    names: Iterable[str],
+    varied: bool,
+) -> Any:
+    mapped_axes = _axes(drawn[0], names, varied)
+    axes = dict.fromkeys(drawn[0].arrays) | mapped_axes
+    both = {**traced(drawn[0]), **_stacked(drawn, mapped_axes)}
+    return jax.jit(jax.vmap(function, in_axes=(axes,)))(both)
+
+
+def _mixed(drawn: list[Drawn], names: Iterable[str]) -> list[Drawn]:
+    """The calls that are asked where some arguments are mapped over."""
+    first = drawn[0]
+    return [
         dataclasses.replace(first, arrays={**first.arrays, **kept})
         for kept in ({n: d.arrays[n] for n in names} for d in drawn)
     ]
-    fields = fields_of(subject, first, derived=False)
-    mapped = jax.vmap(lambda a: results_of(subject, first, a, *fields), in_axes=(axes,))
-    whole = set(names) == set(first.arrays)
-    how = "under vmap" + ("" if whole else f" of {', '.join(sorted(names))}")
-    return result_findings(subject, mixed, jax.jit(mapped)(both), how)
+
+
+def _how_mapped(drawn: Drawn, names: Iterable[str]) -> str:
+    whole = set(names) == set(drawn.arrays)
+    return "under vmap" + ("" if whole else f" of {', '.join(sorted(names))}")
 
 
 def check_mesh(subject: Subject) -> Finding:
@@ -211,8 +255,9 @@ def _on_a_mesh(subject: Subject, *axes: str) -> Finding:
 def check_shard_map(subject: Subject) -> Finding:
     """Within a `jax.shard_map` of the user's, each device computes its samples.
 
-    Of calls whose arrays are query, key and value alone. Its own check of what varies
-    over devices is off for opaque kernels: Pallas cannot be traced with it.
+    Of calls whose arrays are query, key and value alone, and what an operation needs
+    beside. Its own check of what varies over devices is off for opaque kernels: Pallas
+    cannot be traced with it.
     """
     drawn = subject.draw()
     names = subject.derived(drawn)
@@ -220,12 +265,13 @@ def check_shard_map(subject: Subject) -> Finding:
     arrays, call = traced(drawn), subject.call
     # Where samples cannot be split, each device computes all of it.
     is_split = call.layout != "thd" and call.batch % 2 == 0
-    split = as_spec(("dp",) if is_split else ())
+    split, whole = as_spec(("dp",) if is_split else ()), as_spec(())
+    given_whole = ("softmax_aux", "dropout_key")
     mesh = jax.make_mesh((2,), ("dp",), (jax.sharding.AxisType.Auto,))
     compute: Any = jax.shard_map(
         lambda arrays: results_of(subject, drawn, arrays, *derived),
         mesh=mesh,
-        in_specs=split,
+        in_specs=({n: whole if n in given_whole else split for n in arrays},),
         out_specs=split,
         check_vma=not subject.capabilities.opaque,
     )
