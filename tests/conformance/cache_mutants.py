@@ -295,3 +295,58 @@ class MaximumBeforeTheScale(Right):
             return weights, lse
         over = logits.max(axis=-1) - logits.min(axis=-1) > 88
         return jnp.where(over[..., None], jnp.nan, weights), lse
+
+
+@mutant("R4")
+class LastBlockOfTheFirstRow(Right):
+    """Of a few rows behind a cache, the first says which block of keys is the last."""
+
+    def visible(self, call):
+        visible, (q_len, kv_len) = super().visible(call), call.lengths
+        if not (call.causal and 1 < q_len <= 8):
+            return visible
+        last = (jnp.maximum(jnp.asarray(call.q_offset), 0) // BLOCK + 1) * BLOCK
+        keys = jnp.arange(kv_len)[None, None, None]
+        return hidden(visible, keys >= last.reshape(-1, 1, 1, 1))
+
+
+@mutant("R7")
+class ReadsUnwrittenBehindAnOffset(Leaks):
+    """What a chunk of rows finds behind it in the cache is multiplied by 0."""
+
+    def leaks(self, call):
+        is_traced = not isinstance(call.q_offset, int)
+        return bool(call.causal) and is_traced and call.lengths[0] > 1
+
+
+@mutant("R3")
+class PaddingOfTheFirst(Right):
+    """Blocks of keys are skipped where the first sample's padding hides them."""
+
+    def visible(self, call):
+        visible, kv_len = super().visible(call), call.lengths[1]
+        mask = call.mask
+        if mask is None or mask.shape[1:3] != (1, 1) or kv_len <= BLOCK:
+            return visible
+        first = jnp.pad(mask[0, 0, 0], (0, -kv_len % BLOCK)).reshape(-1, BLOCK)
+        return hidden(visible, ~jnp.repeat(first.any(axis=1), BLOCK)[:kv_len])
+
+
+@mutant("R9")
+class SinksOfTheLastSample(Right):
+    """The gradient of sinks is that of the last sample, where rows are in blocks."""
+
+    def attend(self, call):
+        sinks, samples = call.softmax_aux, call.query.shape[0]
+        if sinks is None or call.lengths[0] <= BLOCK or samples == 1:
+            return super().attend(call)
+        held = jax.lax.stop_gradient(sinks)
+        whole = super().attend(call.but(softmax_aux=held))
+        last = super().attend(call)
+        is_last = jnp.arange(samples) == samples - 1
+
+        def chosen(of_last, of_whole):
+            shape = (-1,) + (1,) * (of_last.ndim - 1)
+            return jnp.where(is_last.reshape(shape), of_last, of_whole)
+
+        return jax.tree.map(chosen, last, whole)

@@ -155,6 +155,12 @@ DECLARATIONS = {
     "masked": with_rule(
         "masked", {"mask", "bias"}, needing({"mask", "bias"}, head_dim=(32,))
     ),
+    "paged": with_rule(
+        "paged",
+        {"causal", "q_offset_per_batch", "kv_lengths", "gqa"},
+        needing({"q_offset_per_batch", "kv_lengths"}, head_dim=(64, 128)),
+    ),
+    "placed": with_rule("placed", {"window", "q_offset"}, needing({"q_offset"})),
     "unsaid": with_rule(
         "unsaid",
         {"kv_lengths", "lse"},

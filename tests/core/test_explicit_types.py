@@ -1,6 +1,7 @@
 """Arrays whose types have a mesh: where it splits nothing, where it is not set."""
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -172,3 +173,24 @@ def test_what_is_split_by_types_alone_is_refused_by_an_opaque_kernel():
     ]
     with pytest.raises(UnsupportedError, match=r"jax\.set_mesh"):
         attend("opaque", *given)
+
+
+def test_vmap_may_not_name_an_explicit_axis_that_splits_nothing_it_maps():
+    """JAX's shard_map takes it for split, and its reshard does not."""
+    stacked = [jnp.stack([x, 2 * x, x]) for x in operands()]
+
+    def mapped(name):
+        function = functools.partial(attend, name)
+        return jax.jit(jax.vmap(function, spmd_axis_name="dp"))
+
+    expected = jax.vmap(functools.partial(attend, "vanilla"))(*stacked)
+    with jax.set_mesh(PRIME):
+        split = [jax.device_put(x, P("dp")) for x in stacked]
+        for name, given in [
+            ("vanilla", stacked),
+            ("vanilla", split),
+            ("opaque", split),
+        ]:
+            np.testing.assert_allclose(mapped(name)(*given), expected, atol=2e-5)
+        with pytest.raises(UnsupportedError, match="dp in spmd_axis_name alone"):
+            mapped("opaque")(*stacked)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 __all__ = [
     "Primitive",
+    "axes_named_to_vmap",
     "axes_of_vmap",
     "entered_mesh",
     "is_staged",
@@ -69,6 +70,12 @@ def axes_of_vmap() -> frozenset[str]:
     env = _core.get_axis_env()  # type: ignore[no-untyped-call]
     names = {*env.explicit_mesh_axis_names, *env.spmd_axis_names}
     return frozenset(name for name in names if isinstance(name, str))
+
+
+def axes_named_to_vmap() -> frozenset[str]:
+    """Returns those of `axes_of_vmap` that are named, while nothing mapped has them."""
+    env = _core.get_axis_env()  # type: ignore[no-untyped-call]
+    return axes_of_vmap() - frozenset(env.explicit_mesh_axis_names)
 
 
 def jax_settings() -> Hashable:

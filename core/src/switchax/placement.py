@@ -60,6 +60,8 @@ class Placement:
         is_set: Whether the mesh is in force; if not, it is that of the arrays' types.
         typed: Where the arrays' types have a mesh that `jax.set_mesh` did not set:
             that mesh, for the call to be traced under.
+        mapped: The axes over which a vmap around has split what it maps.
+        unsplit: Explicit axes that were named to a vmap, but split nothing it maps.
     """
 
     mesh: AnyMesh
@@ -67,6 +69,8 @@ class Placement:
     passed: Specs = ()
     is_set: bool = True
     typed: AbstractMesh | None = None
+    mapped: frozenset[str] = frozenset()
+    unsplit: tuple[str, ...] = ()
 
     def spec(self, name: str) -> PartitionSpec:
         """The wish for one array; whole where there is none."""
@@ -159,7 +163,17 @@ def placement_of(
     report_unused_mesh(request.kind, mesh, metadata.partition_axis, used)
     wishes = kind.specs(request, metadata)
     specs = tuple((name, without_mapped_axes(wish)) for name, wish in wishes.items())
-    return Placement(mesh, specs, passed, typed=typed)
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    explicit = [name for name, kind in types if kind == AxisType.Explicit]
+    named_to = compat.axes_named_to_vmap()
+    return Placement(
+        mesh,
+        specs,
+        passed,
+        typed=typed,
+        mapped=compat.axes_of_vmap(),
+        unsplit=tuple(name for name in explicit if name in named_to),
+    )
 
 
 def _check_same(where: str, mesh: AnyMesh) -> None:
@@ -192,6 +206,13 @@ def shards_of(
     if not placement.is_set and placement.is_split():
         got, hint = f"{placement}, of the arrays' types", "put it in jax.set_mesh"
         refusal = Refusal("sharding", "mesh", got, "in force", hint)
+    elif placement.unsplit:
+        # JAX's shard_map takes them for split, and its reshard does not.
+        got = f"{', '.join(placement.unsplit)} in spmd_axis_name alone"
+        hint = "split what vmap maps over it, or leave spmd_axis_name out"
+        refusal = Refusal(
+            "sharding", "mesh", got, "in the type of what is mapped", hint
+        )
     elif len(open_axes) < len(mesh.axis_names):
         rest = ", ".join(name for name, size in open_axes.items() if size > 1)
         hint = "give shard_map every axis of the mesh"

@@ -73,7 +73,8 @@ class AttentionCall:
         bias_dtype: Dtype of bias and sinks; "" is that of query, and for sinks float32,
             or float64 for float64.
         mask: "" (none), "full", "key", "square", "head", "sample" or "padding", shaped
-            as those of bias, or "by_head" `[batch, heads, 1, kv_len]`, by which every
+            as those of bias ("padding" is one of whole blocks where keys are more than
+            one), or "by_head" `[batch, heads, 1, kv_len]`, by which every
             row sees a key; or "blocks", full, of triangles and of padding, another
             form for each head and sample; or "row", by which some rows see none.
         segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
@@ -283,6 +284,9 @@ def _logit_arrays(
         mask = rng.random(shapes.get(call.mask, full)) < 0.7
         if call.mask == "blocks":
             mask = _of_blocks(full, call.seed // 2)
+        if call.mask == "padding" and kv_len > _BLOCK:
+            ends = np.resize([kv_len - _BLOCK, kv_len, _BLOCK], mask.shape[0])
+            mask = np.arange(kv_len) < ends[:, None, None, None]
         if call.mask != "row" and kv_len:
             mask[..., -1] |= ~mask.any(axis=-1)
         arrays["mask"] = mask

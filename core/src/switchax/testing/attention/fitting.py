@@ -112,8 +112,8 @@ class Fitting:
         """Forms that use one thing more of what is declared, which may be needed."""
         declared = self._operation.capabilities.features
         using: list[_Change] = [
-            tuple(use.items())
-            for feature, use in _NEEDED.items()
+            _use_of(feature, declared)
+            for feature in _NEEDED
             if feature in declared - call.features
         ]
         return _products(_HEAD_DIMS, [(), (("q_len", 1),)], using)
@@ -125,7 +125,7 @@ class Fitting:
             refusals = self._refusals(call)
             change = tuple(_named_sizes(call, refusals).items())
             for feature in sorted(_named_features(refusals) & declared - call.features):
-                change += tuple(_NEEDED[feature].items())
+                change += _use_of(feature, declared)
             changed = self._rounded(_applied(call, change))
             if changed == call:
                 break
@@ -206,6 +206,13 @@ def _named_features(refusals: list[Refusal]) -> set[str]:
     return {names[word] for word in words if names.get(word) in _NEEDED}
 
 
+def _use_of(feature: str, declared: frozenset[str]) -> _Change:
+    use = tuple(_NEEDED[feature].items())
+    if "offset" in dict(use) and "causal" not in declared:
+        return (*use[1:], *_NEAR)
+    return use
+
+
 def _numbers(refusals: list[Refusal]) -> list[int]:
     """The numbers in what refusals allow that could be sizes."""
     found = re.findall(r"(?<![\w.])\d+(?![\w.])", " ".join(r.allowed for r in refusals))
@@ -274,10 +281,12 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "kv_lengths": {"lengths": "kv"},
     "causal": {"causal": True},
     "window": {"window": (64, 0)},
+    "q_offset": {"causal": True, "offset": "last"},
+    "q_offset_per_batch": {"causal": True, "offset": "batch"},
     "logits_soft_cap": {"soft_cap": 2.0},
-    # Of a level: that counts in the bound of logits, where a scale of 0 leaves none.
     "softmax_aux": {"sinks": 0},
 }
+_NEAR: _Change = (("window", (64, 0)),)
 _USING = {name for use in _NEEDED.values() for name in use}
 
 

@@ -190,6 +190,11 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"mask": "square"}),
         ("R3", {"mask": "by_head"}),
         ("R3", {"mask": "blocks", **blocks, "heads": 2, "kv_heads": 1}),
+        ("R3", {"mask": "blocks", "bias": "full", **blocks, "heads": 2, "kv_heads": 1}),
+        ("R3", {"mask": "padding", "kv_len": 300}),
+        # What samples share has a gradient of all of them, from each block of rows.
+        ("R3", {"bias": "head", "causal": True, "q_len": 200, "kv_len": 200}),
+        ("R9", {"sinks": 0, "causal": True, "q_len": 200, "kv_len": 200}),
         ("R3", {"mask": "full", "bias": "full"}),
         ("R2", {"mask": "full", "soft_cap": 0.8}),
         ("R3", {"causal": True}),
@@ -212,7 +217,8 @@ def visibilities(full: bool) -> list[Entry]:
         ("R4", {"causal": True, "offset": "last", **large, "q_len": 130}),
         ("R4", {"causal": True, **long}),
         ("R4", {"causal": True, **decode}),
-        ("R4", {"causal": True, "offset": "traced", **decode, "q_len": 3}),
+        # Some of its rows are before a block's end, and some behind it.
+        ("R4", {"causal": True, "offset": "traced", "q_len": 4, "kv_len": 130}),
         ("R4", {"causal": True, "q_len": 9, "kv_len": 5}),
         ("R4", {"causal": True, "offset": "last", **long}),
         ("R4", {"causal": True, "offset": "traced", **long}),

@@ -380,6 +380,8 @@ def _cases(
         {"causal": True, "q_len": 5, "kv_len": 200, "kv_heads": 2, "plain": True},
         # Rows that fill the last block would see keys that no other row does.
         {"causal": True, "q_len": 70, "kv_len": 200, "heads": 1, "kv_heads": 1},
+        # Rows that are written behind others, into a cache with room for more.
+        {"causal": True, "offset": "within", "q_len": 16, "kv_len": 130},
     ]
     soiled += [{**hiding, "soft_cap": 0.8}, {**hiding, "sinks": 0, "bias": "key"}]
     soiled += [{**hiding, "dtype": dtype} for dtype in dtypes[1:]]
@@ -387,7 +389,8 @@ def _cases(
     # And rows that fill it beside those that end before, which see nothing.
     filling: dict[str, Any] = {"causal": True, "q_len": 300, "kv_len": 512}
     filling |= {"heads": 1, "kv_heads": 1, "lengths": "q"}
-    for call in (filling, *CACHES):
+    narrow = [{**CACHES[0], "dtype": dtype} for dtype in dtypes[1:2]]
+    for call in (filling, *CACHES, *narrow):
         made = as_declared(case("R7", **call).call, capabilities)
         yield AttentionCase("R7", made, dirty=True, combined=True)
     yield case("R7", "dropout", dropout=0.25, dirty=True, **hiding)
