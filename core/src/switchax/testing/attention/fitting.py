@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import jax
@@ -206,7 +207,8 @@ def _named_features(refusals: list[Refusal]) -> set[str]:
     return {names[word] for word in words if names.get(word) in _NEEDED}
 
 
-def _use_of(feature: str, declared: frozenset[str]) -> _Change:
+def _use_of(feature: str, declared: AbstractSet[str]) -> _Change:
+    """How a call uses a feature, beside what is declared."""
     use = tuple(_NEEDED[feature].items())
     if "offset" in dict(use) and "causal" not in declared:
         return (*use[1:], *_NEAR)
