@@ -1,7 +1,6 @@
 """Arrays whose types have a mesh: where it splits nothing, where it is not set."""
 
 import contextlib
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -166,6 +165,17 @@ def test_constrain_keeps_the_type_of_a_gradient(mesh):
     np.testing.assert_allclose(found, 2 * x)
 
 
+@pytest.mark.parametrize("name", ["vanilla", "opaque"])
+def test_the_gradient_of_what_was_made_outside_of_the_mesh_is_whole(name, expected):
+    given = operands()
+    with jax.set_mesh(mesh_of(EXPLICIT, EXPLICIT, dp=2, tp=2)):
+        for compute in (pulled, jax.jit(pulled, static_argnums=0)):
+            found = compute(lambda *a: attend(name, *a), given)
+            for got, wish in zip(found, expected, strict=True):
+                np.testing.assert_allclose(got, wish, atol=2e-5, rtol=2e-5)
+                assert jax.typeof(got).sharding.spec == P(None, None, None, None)
+
+
 def test_what_is_split_by_types_alone_is_refused_by_an_opaque_kernel():
     given = [
         jax.device_put(x, NamedSharding(mesh_of(EXPLICIT, dp=2), P("dp")))
@@ -175,22 +185,52 @@ def test_what_is_split_by_types_alone_is_refused_by_an_opaque_kernel():
         attend("opaque", *given)
 
 
-def test_vmap_may_not_name_an_explicit_axis_that_splits_nothing_it_maps():
+@pytest.fixture
+def stacked():
+    return [jnp.stack([x, 2 * x, x]) for x in operands()]
+
+
+def mapped(name, metadata=None, spmd_axis_name=None):
+    """The output and gradients of several calls at once."""
+
+    def one(*arguments):
+        return pulled(lambda *a: attend(name, *a, metadata=metadata), arguments)
+
+    return jax.jit(jax.vmap(one, spmd_axis_name=spmd_axis_name))
+
+
+def compare(found, expected):
+    for got, wish in zip(found, expected, strict=True):
+        np.testing.assert_allclose(got, wish, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("how", ["set", "metadata", "auto", "neither"])
+def test_vmap_may_not_name_an_explicit_axis_that_splits_nothing_it_maps(how, stacked):
     """JAX's shard_map takes it for split, and its reshard does not."""
-    stacked = [jnp.stack([x, 2 * x, x]) for x in operands()]
+    expected = mapped("vanilla")(*stacked)
+    given = [jax.device_put(x, NamedSharding(PRIME, P())) for x in stacked]
+    mesh = mesh_of(AUTO, dp=3) if how == "auto" else PRIME
+    metadata = OperationMetadata(mesh=mesh) if how in ("metadata", "auto") else None
+    with in_force(how, PRIME):
+        compare(mapped("vanilla", metadata, "dp")(*given), expected)
+        with pytest.raises(UnsupportedError, match=r"expected mesh in"):
+            mapped("opaque", metadata, "dp")(*given)
 
-    def mapped(name):
-        function = functools.partial(attend, name)
-        return jax.jit(jax.vmap(function, spmd_axis_name="dp"))
 
-    expected = jax.vmap(functools.partial(attend, "vanilla"))(*stacked)
-    with jax.set_mesh(PRIME):
-        split = [jax.device_put(x, P("dp")) for x in stacked]
-        for name, given in [
-            ("vanilla", stacked),
-            ("vanilla", split),
-            ("opaque", split),
-        ]:
-            np.testing.assert_allclose(mapped(name)(*given), expected, atol=2e-5)
-        with pytest.raises(UnsupportedError, match="dp in spmd_axis_name alone"):
-            mapped("opaque")(*stacked)
+@pytest.mark.parametrize("name", ["vanilla", "opaque"])
+@pytest.mark.parametrize("how", ["set", "metadata"])
+def test_what_vmap_maps_may_be_split_over_an_explicit_axis(name, how, stacked):
+    expected = mapped("vanilla")(*stacked)
+    given = [jax.device_put(x, NamedSharding(PRIME, P("dp"))) for x in stacked]
+    with in_force(how, PRIME):
+        metadata = metadata_of(how, PRIME)
+        compare(mapped(name, metadata)(*given), expected)
+        compare(mapped(name, metadata, "dp")(*given), expected)
+
+
+def test_what_vmap_maps_is_split_by_types_alone_for_plain_jax_only(stacked):
+    expected = mapped("vanilla")(*stacked)
+    given = [jax.device_put(x, NamedSharding(PRIME, P("dp"))) for x in stacked]
+    compare(mapped("vanilla")(*given), expected)
+    with pytest.raises(UnsupportedError, match=r"jax\.set_mesh"):
+        mapped("opaque")(*given)

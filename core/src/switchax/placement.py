@@ -84,9 +84,10 @@ class Placement:
         return tuple(name for name in dict.fromkeys(found) if sizes.get(name, 1) > 1)
 
     def is_split(self) -> bool:
-        """Whether something was passed that lies split over several devices."""
+        """Whether something was passed, or is mapped, that several devices share."""
         sizes = self.mesh.shape
-        return any(sizes[n] > 1 for _, spec in self.passed for n in flat_names([*spec]))
+        names = [n for _, spec in self.passed for n in flat_names([*spec])]
+        return any(sizes[name] > 1 for name in (*names, *self.mapped & sizes.keys()))
 
     def __str__(self) -> str:
         return ",".join(f"{name}={size}" for name, size in self.mesh.shape.items())
@@ -142,8 +143,11 @@ def placement_of(
     # What lies whole on an explicit mesh has it in its type too.
     of_types = [s.mesh for s in types_.values() if has_explicit_axes(s.mesh)]
     typed = of_types[0] if of_types and not is_mesh_set() else None
+    mapped = compat.axes_of_vmap()
     if mesh is None:
-        return Placement(typed, (), passed, False, typed) if typed else None
+        if typed is None:
+            return None
+        return Placement(typed, (), passed, False, typed, mapped, _unsplit(typed))
     if typed is not None and typed.shape != mesh.shape:
         got = f"{dict(mesh.shape)} beside {dict(typed.shape)}"
         rule = "metadata's mesh to be that of the arrays' types"
@@ -163,17 +167,16 @@ def placement_of(
     report_unused_mesh(request.kind, mesh, metadata.partition_axis, used)
     wishes = kind.specs(request, metadata)
     specs = tuple((name, without_mapped_axes(wish)) for name, wish in wishes.items())
-    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    explicit = [name for name, kind in types if kind == AxisType.Explicit]
-    named_to = compat.axes_named_to_vmap()
-    return Placement(
-        mesh,
-        specs,
-        passed,
-        typed=typed,
-        mapped=compat.axes_of_vmap(),
-        unsplit=tuple(name for name in explicit if name in named_to),
-    )
+    # A call is traced under the mesh of its types, whatever that of metadata says.
+    unsplit = _unsplit(mesh if typed is None else typed)
+    return Placement(mesh, specs, passed, True, typed, mapped, unsplit)
+
+
+def _unsplit(mesh: AnyMesh) -> tuple[str, ...]:
+    """Returns the explicit axes that are named to a vmap, and split nothing it maps."""
+    named = compat.axes_named_to_vmap()
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(n for n, kind in pairs if kind == AxisType.Explicit and n in named)
 
 
 def _check_same(where: str, mesh: AnyMesh) -> None:

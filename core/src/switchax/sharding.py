@@ -421,6 +421,8 @@ def along_explicit_axes(x: Any, spec: Iterable[Any]) -> Any:
     types = _axis_types(jax.sharding.get_abstract_mesh())
     if AxisType.Explicit not in types.values():
         return x
+    if jax.typeof(x).sharding.mesh.empty:  # else its gradient would come back split
+        x = jax.sharding.reshard(x, _WHOLE)  # type: ignore[no-untyped-call]
     own = as_spec(_of_type(AxisType.Explicit, spec, types))
     return jax.sharding.reshard(x, own)  # type: ignore[no-untyped-call]
 
