@@ -213,9 +213,7 @@ def shards_of(
         # JAX's shard_map takes them for split, and its reshard does not.
         got = f"{', '.join(placement.unsplit)} in spmd_axis_name alone"
         hint = "split what vmap maps over it, or leave spmd_axis_name out"
-        refusal = Refusal(
-            "sharding", "mesh", got, "in the type of what is mapped", hint
-        )
+        refusal = Refusal("sharding", "mesh", got, "in the types too", hint)
     elif len(open_axes) < len(mesh.axis_names):
         rest = ", ".join(name for name, size in open_axes.items() if size > 1)
         hint = "give shard_map every axis of the mesh"

@@ -209,10 +209,10 @@ def _named_features(refusals: list[Refusal]) -> set[str]:
 
 def _use_of(feature: str, declared: AbstractSet[str]) -> _Change:
     """How a call uses a feature, beside what is declared."""
-    use = tuple(_NEEDED[feature].items())
-    if "offset" in dict(use) and "causal" not in declared:
-        return (*use[1:], *_NEAR)
-    return use
+    use = _NEEDED[feature]
+    if "offset" in use and "causal" not in declared:
+        use = {"offset": use["offset"], **_NEEDED["window"]}
+    return tuple(use.items())
 
 
 def _numbers(refusals: list[Refusal]) -> list[int]:
@@ -288,7 +288,6 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "logits_soft_cap": {"soft_cap": 2.0},
     "softmax_aux": {"sinks": 0},
 }
-_NEAR: _Change = (("window", (64, 0)),)
 _USING = {name for use in _NEEDED.values() for name in use}
 
 
