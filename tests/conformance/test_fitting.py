@@ -7,7 +7,7 @@ from switchax import Refusal
 from switchax.testing import conform
 from switchax.testing.attention.fitting import Fitting
 from switchax.testing.attention.suite import AttentionSuite
-from switchax.testing.conformance import Run
+from switchax.testing.run import Run
 
 FLASH = {"causal", "window", "q_offset", "gqa", "lse"}
 
@@ -205,8 +205,8 @@ def test_a_batch_that_cannot_be_split_is_asked_whole_on_each_device(name):
     operation = DECLARATIONS[name]
     cases = AttentionSuite().cases(operation, "cpu", "quick", 0)
     run = Run(operation)
-    run.all([case for case in cases if case.check == "shard_map"][:1], None)
-    assert not run.failures, run.failures
+    run.all(list(enumerate(case for case in cases if case.check == "shard_map"))[:1])
+    assert not run.outcome.failures
     assert [result.passed for result in run.results.values()] == [1]
 
 
@@ -220,8 +220,8 @@ def test_rules_that_raise_are_a_failure():
     raising = type("Raising", (raising,), {"refusals": classmethod(refusals)})
     cases = AttentionSuite().cases(raising, "cpu", "quick", 0)
     run = Run(raising)
-    run.all([case for case in cases if case.call.kv_len == 65][:1], None)
-    (failure,) = run.failures.values()
+    run.all(list(enumerate(case for case in cases if case.call.kv_len == 65))[:1])
+    (failure,) = run.outcome.failures
     assert (failure.rule, failure.kind) == ("R12", "raised")
     assert "not thought of" in failure.text
 
@@ -234,9 +234,9 @@ def test_a_failure_says_how_to_state_sizes_where_none_was_found():
     )
     cases = AttentionSuite().cases(unsaid, "cpu", "quick", 0)
     run = Run(unsaid)
-    run.all([case for case in cases if case.check == "value"][:2], None)
+    run.all(list(enumerate(case for case in cases if case.check == "value"))[:2])
     run.refused_here()
-    (failure,) = run.failures.values()
+    (failure,) = run.outcome.failures
     assert (failure.rule, failure.kind) == ("R12", "refused")
     assert "no size was found that it takes: `limits` and `multiples`" in failure.text
 

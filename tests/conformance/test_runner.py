@@ -166,7 +166,7 @@ def test_the_snippet_names_the_plugin_where_another_has_the_name(monkeypatch):
         registrations.Entry(operation_with(*cases), ("numbers",), plugin)
         for plugin in ("one", "other")
     )
-    found = "switchax.testing.conformance.find_entry"
+    found = "switchax.testing.run.find_entry"
     monkeypatch.setattr(registrations, "entries", lambda: [one, other])
     monkeypatch.setattr(found, lambda name, target: one)
     snippets = [conform(e.operation).failures[0].snippet for e in (one, other)]
@@ -201,7 +201,7 @@ def test_a_rule_of_which_every_case_is_refused_is_said_not_to_be_tested():
 
 def test_a_long_run_does_not_keep_its_programs(monkeypatch):
     dropped = []
-    monkeypatch.setattr("switchax.testing.conformance._KEPT", 2)
+    monkeypatch.setattr("switchax.testing.run._KEPT", 2)
     monkeypatch.setattr(jax, "clear_caches", lambda: dropped.append(True))
     assert conform(operation_with(*map(Number, range(5)))).passed
     assert len(dropped) == 2
@@ -353,7 +353,9 @@ def named(monkeypatch):
 
 
 def run(*arguments):
-    return CliRunner().invoke(make_group(), ["conform", "numbers", *arguments])
+    return CliRunner().invoke(
+        make_group(), ["conform", "numbers", "--jobs", "1", *arguments]
+    )
 
 
 def test_the_command_shows_a_table_and_writes_a_report(named, tmp_path):

@@ -140,10 +140,13 @@ class Site:
 
     def doctor(self, *others, **environment):
         """Returns the exit code and the findings of `switchax doctor --json`."""
-        command = ["-m", "switchax", "doctor", "--json"]
-        done = self._python(command, others, environment)
+        done = self.command("doctor", "--json", others=others, **environment)
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
+
+    def command(self, *arguments, others=(), **environment):
+        """Returns the process of a `switchax` command, when it has ended."""
+        return self._python(["-m", "switchax", *arguments], others, environment)
 
     def _python(self, arguments, others, environment):
         path = [str(site.folder) for site in (self, *others)]

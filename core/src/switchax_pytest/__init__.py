@@ -56,18 +56,19 @@ def pytest_collection_modifyitems(
 def _items(
     session: pytest.Session, config: pytest.Config, name: str
 ) -> Iterable[pytest.Item]:
-    from switchax.testing.conformance import Run, cases_of
+    from switchax.testing.conformance import cases_of
+    from switchax.testing.run import Run
 
     level, seed = (config.getoption(f"--switchax-{n}") for n in ("level", "seed"))
     try:
         operation, cases = cases_of(name, level, seed)
     except (TypeError, ValueError) as error:
         raise pytest.UsageError(str(error)) from error
-    run = Run(operation)
+    run = Run(operation, level)
     for number, case in enumerate(cases):
         title = f"{name}[{case.rule}-{number}-{case.title}]"
         yield ConformanceItem.from_parent(session, name=title, case=case, run=run)
-    title, fresh = f"{name}[declaration]", Run(operation)
+    title, fresh = f"{name}[declaration]", Run(operation, level)
     yield DeclarationItem.from_parent(session, name=title, cases=cases, run=fresh)
 
 

@@ -48,6 +48,13 @@ _SECONDS = 30  # between lines that say how far a run is
     help="Stop when as many rules have failed.",
 )
 @click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Processes to divide the cases among; 2 by default on a CPU of two cores or "
+    "more, else 1, and 1 with --max-failures.",
+)
+@click.option(
     "--report",
     "path",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -63,6 +70,7 @@ def conform(
     target: Target | None,
     seed: int,
     max_failures: int | None,
+    jobs: int | None,
     path: Path | None,
     as_json: bool,
 ) -> None:
@@ -77,7 +85,9 @@ def conform(
     if path is not None:
         path = _checked_path(path, ctx)
     with stdout_kept(), _devices():
-        conform_operation = _kit()
+        conform_operation, died = _kit()
+        if jobs is None:
+            jobs = 1 if max_failures else _jobs()
         level = "quick" if quick else "full"
         try:
             with _progress(name) as progress:
@@ -88,9 +98,14 @@ def conform(
                     seed=seed,
                     max_failures=max_failures,
                     progress=progress,
+                    jobs=jobs,
                 )
         except (ValueError, TypeError) as error:
             raise WrongCall(str(error), ctx) from error
+        except died as error:
+            got, todo = str(error), "pass --jobs 1 to see more"
+            text = house_message("switchax conform", "a run to its end", got, todo)
+            raise Failure(text) from error
     if as_json:
         show_json(report.to_dict())
     else:
@@ -129,16 +144,25 @@ def _write(path: Path, report: Report) -> None:
         raise Failure(text) from error
 
 
-def _kit() -> Callable[..., Report]:
+def _kit() -> tuple[Callable[..., Report], type[Exception]]:
     try:
         from switchax.testing import conform as function
+        from switchax.testing.jobs import Died
     except ImportError as error:
         todo = "pip install 'switchax[testing]'"
         text = house_message(
             "switchax conform", "the kit's libraries", str(error), todo
         )
         raise Failure(text) from error
-    return function
+    return function, Died
+
+
+def _jobs() -> int:
+    """How many processes run the cases; one device has room for one."""
+    import jax
+
+    cores = os.cpu_count() or 1
+    return 2 if jax.default_backend() == "cpu" and cores > 1 else 1
 
 
 @contextlib.contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -12,7 +13,12 @@ import jax
 from switchax.errors import UnsupportedError, first_line
 from switchax.operation import BaseOperation, defined_methods
 
-__all__ = ["RefusedLate", "devices", "watched", "wide_types"]
+__all__ = ["RefusedLate", "compiled_quickly", "devices", "jitted"]
+__all__ += ["watched", "wide_types"]
+
+# Most of a run is compilation, of which this leaves out more than half on a CPU.
+_QUICKLY = {"xla_backend_optimization_level": 0}
+_options: ContextVar[dict[str, Any] | None] = ContextVar("options", default=None)
 
 
 class RefusedLate(Exception):
@@ -22,6 +28,22 @@ class RefusedLate(Exception):
 def wide_types(dtype: str) -> contextlib.AbstractContextManager[Any]:
     """JAX has float64 only where it is enabled."""
     return jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def compiled_quickly() -> Iterator[None]:
+    """Lets `jitted` compile without most of XLA's optimisations, in this context."""
+    token = _options.set(_QUICKLY)
+    try:
+        yield
+    finally:
+        _options.reset(token)
+
+
+def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function under jit, as a suite's cases should use it."""
+    options = _options.get()
+    return jax.jit(function, compiler_options=options)
 
 
 def devices() -> list[str]:

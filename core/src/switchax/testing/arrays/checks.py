@@ -15,6 +15,7 @@ from switchax.capabilities import Capabilities
 from switchax.errors import UnsupportedError
 from switchax.operation import BaseOperation
 from switchax.target import current_target
+from switchax.testing.running import jitted
 from switchax.testing.suite import Finding, worst
 from switchax.testing.tolerance import distance, farthest
 
@@ -58,7 +59,7 @@ class Subject:
         """A method of this class under jit, kept for calls that differ in arrays."""
         options = sorted(self.call.options().items())
         of = (function.__name__, self.operation, repr(options), *self.differentiable)
-        return self.programs.setdefault(of, jax.jit(function))
+        return self.programs.setdefault(of, jitted(function))
 
     def output(self, arrays: Arrays) -> Any:
         """What the operation returns."""
@@ -189,7 +190,7 @@ def check_refused(subject: Subject) -> Finding:
     """Refused before a forward method starts, or adapted and right."""
     arrays = _traced(subject.call.arrays())
     try:
-        found = jax.jit(subject.output)(arrays)
+        found = jitted(subject.output)(arrays)
     except UnsupportedError:
         return Finding()
     finding = subject.compare("output", found, subject.call.expected())
@@ -260,11 +261,11 @@ def check_transforms(subject: Subject) -> Finding:
             "output outside of jit", subject.output(one), calls[0].expected()
         ),
         subject.compare(
-            "output under vmap", jax.jit(jax.vmap(subject.output))(both), stacked
+            "output under vmap", jitted(jax.vmap(subject.output))(both), stacked
         ),
         subject.compare(
             "output under vmap of the floating arrays",
-            jax.jit(jax.vmap(subject.output, in_axes=(axes,)))({**one, **turned}),
+            jitted(jax.vmap(subject.output, in_axes=(axes,)))({**one, **turned}),
             jax.tree.map(lambda *a: np.stack(a), *mixed),
         ),
     ]
@@ -272,7 +273,7 @@ def check_transforms(subject: Subject) -> Finding:
         cotangents = _cotangents(calls[0])
         findings += _alone(subject, one, cotangents)
         mapped = jax.vmap(lambda arrays: subject.gradients(arrays, cotangents)[1])
-        for name, gradients in jax.jit(mapped)(both).items():
+        for name, gradients in jitted(mapped)(both).items():
             for call, gradient in zip(calls, gradients, strict=True):
                 found = subject.project(name, gradient, cotangents, call)
                 what = f"d_{name} under vmap"
@@ -286,7 +287,7 @@ def _alone(subject: Subject, arrays: Arrays, cotangents: list[Any]) -> list[Find
     findings = []
     for name in subject.differentiable if len(subject.differentiable) > 1 else ():
         only = dataclasses.replace(subject, alone=name)
-        gradient = jax.jit(only.gradients)(arrays, cotangents)[1][name]
+        gradient = jitted(only.gradients)(arrays, cotangents)[1][name]
         found = subject.project(name, gradient, cotangents, subject.call)
         text = found.text.replace(f"d_{name}", f"d_{name} alone")
         findings.append(Finding(found.error, text, quantity=f"d_{name} alone"))
@@ -311,10 +312,10 @@ def check_mesh(subject: Subject) -> Finding:
     arrays = _traced(call.arrays())
     cotangents = _cotangents(call)
     with jax.set_mesh(mesh):
-        found = jax.jit(subject.output)(arrays)
+        found = jitted(subject.output)(arrays)
         gradients = {}
         if subject.differentiable:
-            gradients = jax.jit(subject.gradients)(arrays, cotangents)[1]
+            gradients = jitted(subject.gradients)(arrays, cotangents)[1]
     findings = [subject.compare("output on a mesh", found, call.expected())]
     for name, gradient in gradients.items():
         findings.append(subject.project(name, gradient, cotangents, call))
@@ -334,7 +335,7 @@ def check_forward_mode(subject: Subject) -> Finding:
                 lambda x: subject.output({**given, name: x}), (x,), (tangent,)
             )[1]
 
-        found = jax.jit(along)(jnp.asarray(arrays[name]), jnp.asarray(direction))
+        found = jitted(along)(jnp.asarray(arrays[name]), jnp.asarray(direction))
         array, wide = arrays[name].astype("float64"), direction.astype("float64")
         cotangents = _cotangents(call)
         wanted, doubt = slope(
@@ -366,7 +367,7 @@ def check_second_order(subject: Subject) -> Finding:
             gradient = subject.gradients({**arrays, name: x}, cotangents)[1][name]
             return (gradient * tangent).sum()
 
-        found = np.asarray(jax.jit(jax.grad(along))(arrays[name])).astype("float64")
+        found = np.asarray(jitted(jax.grad(along))(arrays[name])).astype("float64")
         array = call.arrays()[name].astype("float64")
         wanted, doubt = curvature(
             lambda step: _product(

@@ -11,6 +11,7 @@ import numpy as np
 
 from switchax.kinds.attention import AttentionOutput
 from switchax.operation import BaseOperation
+from switchax.testing.running import jitted
 
 from .calls import Drawn
 
@@ -35,7 +36,7 @@ class Programs:
         """
 
         def build() -> Callable[..., Any]:
-            return jax.jit(lambda arrays: operation(**arrays, **drawn.options, **asked))
+            return jitted(lambda arrays: operation(**arrays, **drawn.options, **asked))
 
         result = self._program("outputs", operation, drawn, asked, build)(traced(drawn))
         return on_host(result)
@@ -68,7 +69,7 @@ class Programs:
                 zeros = jax.tree.map(jnp.zeros_like, result)
                 return result, pull(zeros._replace(**cotangents))[0]
 
-            return jax.jit(run)
+            return jitted(run)
 
         of = (asked, names, sorted(cotangents))
         program = self._program("gradients", operation, drawn, of, build)

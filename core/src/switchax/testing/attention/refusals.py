@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from switchax.errors import UnsupportedError
+from switchax.testing.running import jitted
 from switchax.testing.suite import Finding, worst
 
 from .calls import AttentionCall, Drawn
@@ -40,7 +41,7 @@ def check_refused(subject: Subject) -> Finding:
     """A call that is not declared is refused before any kernel, or adapted right."""
     drawn = subject.draw()
     asked = {"return_lse": True} if subject.rule == "lse" else {}
-    call = jax.jit(lambda a: subject.operation(**a, **drawn.options, **asked))
+    call = jitted(lambda a: subject.operation(**a, **drawn.options, **asked))
     try:
         found = on_host(call(traced(drawn)))
     except UnsupportedError:

@@ -13,6 +13,7 @@ import numpy as np
 from switchax.errors import UnsupportedError
 from switchax.sharding import as_spec
 from switchax.target import current_target
+from switchax.testing.running import jitted
 from switchax.testing.suite import Finding, worst
 
 from .calls import Drawn, draw
@@ -60,7 +61,7 @@ def check_transforms(subject: Subject) -> Finding:
         floats = {n: arrays[n] for n in names}
         return pulled(use(lambda f: results({**arrays, **f}, derived)), floats, given)
 
-    scanned = jax.jit(lambda a: jax.lax.scan(lambda c, x: (c, results(x)), 0, a)[1])
+    scanned = jitted(lambda a: jax.lax.scan(lambda c, x: (c, results(x)), 0, a)[1])
     plain = as_stacked(results(first))
     findings = [
         *result_findings(subject, drawn[:1], plain, "outside of jit"),
@@ -71,8 +72,8 @@ def check_transforms(subject: Subject) -> Finding:
     ]
     if names and not worst(findings).is_wrong:
         try:
-            mapped = jax.jit(jax.vmap(gradient))(both)
-            remat = jax.jit(lambda a: gradient(a, jax.checkpoint))(first)
+            mapped = jitted(jax.vmap(gradient))(both)
+            remat = jitted(lambda a: gradient(a, jax.checkpoint))(first)
         except UnsupportedError as error:
             return subject.refused("derivatives under vmap and remat", error, "R13")
         findings += gradient_findings(subject, drawn, given, mapped, "under vmap")
@@ -121,8 +122,8 @@ def check_mapped_dropout(subject: Subject) -> Finding:
         given = {**arrays, "dropout_key": key}
         return subject.operation(**given, **drawn.options).attention_outputs
 
-    alone = np.stack([np.asarray(jax.jit(output)(key)) for key in keys])
-    mapped = jax.jit(jax.vmap(output))(keys)
+    alone = np.stack([np.asarray(jitted(output)(key)) for key in keys])
+    mapped = jitted(jax.vmap(output))(keys)
     return subject.measure("output under vmap of dropout_key", mapped, alone)
 
 
@@ -207,7 +208,7 @@ def _under_vmap(
     mapped_axes = _axes(drawn[0], names, varied)
     axes = dict.fromkeys(drawn[0].arrays) | mapped_axes
     both = {**traced(drawn[0]), **_stacked(drawn, mapped_axes)}
-    return jax.jit(jax.vmap(function, in_axes=(axes,)))(both)
+    return jitted(jax.vmap(function, in_axes=(axes,)))(both)
 
 
 def _mixed(drawn: list[Drawn], names: Iterable[str]) -> list[Drawn]:
@@ -252,7 +253,7 @@ def _on_a_mesh(subject: Subject, *axes: str) -> Finding:
         return pulled(results, floats, given)
 
     with jax.set_mesh(mesh):
-        found, gradients = jax.jit(run)({n: arrays[n] for n in names})
+        found, gradients = jitted(run)({n: arrays[n] for n in names})
     once = as_stacked((found, gradients))
     return worst(gradient_findings(subject, [drawn], given, once, "on a mesh"))
 
@@ -284,7 +285,7 @@ def check_shard_map(subject: Subject) -> Finding:
     def run(floats: Any) -> Any:
         return pulled(lambda f: compute({**arrays, **f}), floats, given)
 
-    found, gradients = jax.jit(run)({n: arrays[n] for n in names})
+    found, gradients = jitted(run)({n: arrays[n] for n in names})
     once = as_stacked((found, gradients))
     return worst(gradient_findings(subject, [drawn], given, once, "within shard_map"))
 
@@ -306,7 +307,7 @@ def check_forward_mode(subject: Subject) -> Finding:
     turned = {n: jnp.asarray(t) for n, t in tangents.items()}
     declared = _declares(subject, "forward_mode")
     try:
-        _, found = jax.jit(lambda f, t: jax.jvp(results, (f,), (t,)))(floats, turned)
+        _, found = jitted(lambda f, t: jax.jvp(results, (f,), (t,)))(floats, turned)
     except UnsupportedError as error:
         return subject.refused("forward mode", error, "R13") if declared else Finding()
     if not declared:
@@ -343,7 +344,7 @@ def check_second_order(subject: Subject) -> Finding:
 
     declared = _declares(subject, "second_order")
     try:
-        found = jax.jit(jax.grad(along))({n: arrays[n] for n in names})
+        found = jitted(jax.grad(along))({n: arrays[n] for n in names})
     except UnsupportedError as error:
         what = "second derivatives"
         return subject.refused(what, error, "R13") if declared else Finding()

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from switchax.errors import UnsupportedError
+from switchax.testing.running import jitted
 from switchax.testing.suite import Finding, worst
 
 from .calls import AttentionCall, draw
@@ -79,7 +80,7 @@ def check_at_once(subject: Subject) -> Finding:
         found, pull = jax.vjp(results, floats)
         return found, pull([cotangent] * len(found))[0]
 
-    outputs, gradients = jax.jit(run)([{n: arrays[n] for n in names}] * len(calls))
+    outputs, gradients = jitted(run)([{n: arrays[n] for n in names}] * len(calls))
     findings = []
     for index, one in enumerate(calls):
         other = dataclasses.replace(subject, call=one)
