@@ -208,7 +208,8 @@ def test_sequence_axis_follows_the_partition_axis():
 
 
 @pytest.mark.parametrize(
-    ("value", "error"), [("", ValueError), ((), ValueError), (3, TypeError)]
+    ("value", "error"),
+    [("", ValueError), ((), ValueError), (3, TypeError), (("a", "a"), ValueError)],
 )
 def test_a_sequence_axis_that_is_no_name_is_an_error(value, error):
     with pytest.raises(error, match="sequence_axis_name"):

@@ -103,6 +103,9 @@ def _axis(where: str, label: str, value: Any) -> AxisType:
     if not names or "" in names:
         got, todo = f"{label}={value!r}", "leave it out for the one of partition_axis"
         raise fail_value(where, f"{label} to name a mesh axis", got, todo)
+    if len(set(names)) < len(names):
+        got, todo = f"{label}={brief(value)}", "name each axis once"
+        raise fail_value(where, f"{label} to name different mesh axes", got, todo)
     return tuple(names) if isinstance(value, list | tuple) else str(value)
 
 
