@@ -5,9 +5,10 @@ from tests.core.kernels import kernel
 
 from switchax import Refusal
 from switchax.testing import conform
+from switchax.testing.attention.calls import AttentionCall
 from switchax.testing.attention.fitting import Fitting
 from switchax.testing.attention.suite import AttentionSuite
-from switchax.testing.run import Run
+from switchax.testing.run import Run, refused_here
 
 FLASH = {"causal", "window", "q_offset", "gqa", "lse"}
 
@@ -207,7 +208,22 @@ def test_a_batch_that_cannot_be_split_is_asked_whole_on_each_device(name):
     run = Run(operation)
     run.all(list(enumerate(case for case in cases if case.check == "shard_map"))[:1])
     assert not run.outcome.failures
-    assert [result.passed for result in run.results.values()] == [1]
+    assert [result.passed for result in run.outcome.results.values()] == [1]
+
+
+def test_a_dtype_that_is_refused_is_not_looked_for_in_other_sizes():
+    asked = []
+
+    def refusals(cls, request, target):
+        asked.append(request)
+        if request.dtype == "float16" and "bias" in request.features:
+            yield Refusal("rule", "dtype with a bias", "float16", "float32", "cast")
+
+    biased = kernel("biased", {"bias"}, dtypes=("float16", "float32"))
+    biased = type("Biased", (biased,), {"refusals": classmethod(refusals)})
+    call = AttentionCall(dtype="float16", bias="full", bias_level=-200.0)
+    assert Fitting(biased, "cpu").fitted(call) == call
+    assert len(asked) < 20
 
 
 def test_rules_that_raise_are_a_failure():
@@ -235,8 +251,7 @@ def test_a_failure_says_how_to_state_sizes_where_none_was_found():
     cases = AttentionSuite().cases(unsaid, "cpu", "quick", 0)
     run = Run(unsaid)
     run.all(list(enumerate(case for case in cases if case.check == "value"))[:2])
-    run.refused_here()
-    (failure,) = run.outcome.failures
+    failure, _ = refused_here(unsaid, run.outcome)
     assert (failure.rule, failure.kind) == ("R12", "refused")
     assert "no size was found that it takes: `limits` and `multiples`" in failure.text
 

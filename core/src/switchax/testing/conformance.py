@@ -207,7 +207,7 @@ def _asked(
     platforms = cls.capabilities.platforms
     if there.platform not in platforms:
         rule = f"a target of {', '.join(sorted(platforms))}, which it declares"
-        raise fail_value("conform", rule, str(there), "pass one of them as target")
+        raise fail_value("conform", rule, str(there), "pass one as (--)target")
     return cls, there, list(cls.kind.suite.cases(cls, there.platform, level, seed))
 
 

@@ -93,6 +93,8 @@ class Fitting:
             return rounded
         if any(refusal.field == "batch" for refusal in self._declared(rounded)):
             return None  # packed tokens are one sample, and no form changes that
+        if any(_is_of_dtype(refusal) for refusal in self._refusals(rounded)):
+            return None  # nor a dtype
         said = self._as_told(rounded)
         numbers = _numbers(self._refusals(said))
         needed = tuple(p for p in _difference(rounded, said) if p[0] in _USING)
@@ -178,6 +180,11 @@ class Fitting:
         size = -(-size // step) * step
         most = declared.limits.get(name, size)
         return min(size, most - most % step or most)
+
+
+def _is_of_dtype(refusal: Refusal) -> bool:
+    words = set(re.findall(r"\w+", refusal.field))
+    return "dtype" in words and not words & _AXES
 
 
 def _named_sizes(call: AttentionCall, refusals: list[Refusal]) -> dict[str, Any]:
@@ -270,8 +277,11 @@ def _products(*choices: Iterable[_Change]) -> list[_Change]:
 def _alike(call: AttentionCall) -> AttentionCall:
     """A call that uses the same, in the sizes and with the values of the default."""
     default = AttentionCall()
-    sizes = ("batch", "q_len", "kv_len", "head_dim", "factor", "alike", "seed")
-    return dataclasses.replace(call, **{n: getattr(default, n) for n in sizes})
+    sizes = ("batch", "q_len", "kv_len", "head_dim")
+    values = ("factor", "alike", "seed", "bias_level", "sink_level")
+    return dataclasses.replace(
+        call, **{name: getattr(default, name) for name in sizes + values}
+    )
 
 
 # How a call uses what a kernel may need.
