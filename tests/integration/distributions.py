@@ -134,7 +134,7 @@ class Site:
     def run(self, script, *others, arrays=True, **environment):
         """Returns what a script reports in a process with this site on its path."""
         program = _PROBE.format(arrays=arrays) + textwrap.dedent(script)
-        done = self._python(["-c", program], others, environment)
+        done = self.python("-c", program, others=others, **environment)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
@@ -146,16 +146,17 @@ class Site:
 
     def command(self, *arguments, others=(), **environment):
         """Returns the process of a `switchax` command, when it has ended."""
-        return self._python(["-m", "switchax", *arguments], others, environment)
+        return self.python("-m", "switchax", *arguments, others=others, **environment)
 
-    def _python(self, arguments, others, environment):
+    def python(self, *arguments, others=(), folder=None, **environment):
+        """Returns the process of a Python, when it has ended; folder is its own."""
         path = [str(site.folder) for site in (self, *others)]
         path += filter(None, [os.environ.get("PYTHONPATH")])
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SWITCHAX_")}
         kept |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path)}
         return subprocess.run(
             [sys.executable, *arguments],
-            cwd=self.folder,
+            cwd=folder or self.folder,
             env=kept | environment,
             capture_output=True,
             text=True,

@@ -110,6 +110,14 @@ class Torn(Counting):
 """
 
 
+_SCRIPT = """
+from switchax.cli import main
+
+if __name__ == "__main__":
+    main()
+"""
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     site = Site(tmp_path_factory.mktemp("counting"))
@@ -210,8 +218,12 @@ def test_what_cannot_be_divided_is_refused(answers):
     assert torn == "Died: a process of the run ended with exit code 0"
 
 
-def test_the_command_divides_by_itself(site):
-    done = site.command("conform", "wrong", "--json")
+def test_the_command_divides_by_itself(site, tmp_path):
+    # A script does not look into the folder, and nor do the processes that it starts.
+    (tmp_path / "pickle.py").write_text("raise SystemExit('not the library')")
+    script = site.folder / "command.py"
+    script.write_text(_SCRIPT)
+    done = site.python(str(script), "conform", "wrong", "--json", folder=tmp_path)
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["complete"]
 

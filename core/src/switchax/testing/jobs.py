@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from typing import Any
 
@@ -58,7 +59,8 @@ def in_processes(
             ours, theirs = context.Pipe(duplex=False)
             given = (function, number, theirs, *arguments)
             process = context.Process(target=_run, args=given, daemon=True)
-            process.start()
+            with _without_the_folder():
+                process.start()
             theirs.close()  # so that its end is seen
             stack.callback(process.join)
             stack.callback(process.kill)
@@ -76,6 +78,21 @@ def in_processes(
                 else:
                     raise Died(value, last.get(number, -1))
     return [returned[number] for number in range(jobs)]
+
+
+@contextlib.contextmanager
+def _without_the_folder() -> Iterator[None]:
+    """Lets a new Python not look for the library's modules where it is started."""
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _run(function: Any, number: int, pipe: Any, *arguments: Any) -> None:
