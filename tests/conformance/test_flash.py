@@ -13,6 +13,7 @@ from switchax.testing import conform
 from switchax.testing.attention import AttentionCall, AttentionCase
 from switchax.testing.attention.programs import Programs
 from switchax.testing.conformance import cases_of
+from switchax.testing.running import compiled_quickly
 
 LONG = AttentionCall(
     batch=1, q_len=4, kv_len=4096, heads=1, kv_heads=1, dtype="bfloat16", alike=True
@@ -115,6 +116,58 @@ def test_it_is_right_whatever_is_drawn(check, call):
         drawn = dataclasses.replace(call, seed=seed)
         finding = AttentionCase("R8", drawn, check, programs=programs).run(operation)
         assert not finding.is_wrong, (seed, str(finding))
+
+
+class OneByOne(Flash):
+    """The online softmax of the textbook, a key at a time, in float32 throughout."""
+
+    capabilities = Capabilities(dtypes={"float32"})
+    carried = "float32"
+
+    def forward_native(self, query, key, value, *, softmax_scale):
+        query = jnp.swapaxes(query, 1, 2)
+
+        def step(carry, pair):
+            most, total, output = carry
+            logit = softmax_scale * jnp.einsum("bhtd,bhd->bht", query, pair[0])
+            larger = jnp.maximum(most, logit)
+            before, now = jnp.exp(most - larger), jnp.exp(logit - larger)
+            output = output * before[..., None] + now[..., None] * pair[1][:, :, None]
+            total = total * before + now
+            return jax.tree.map(
+                lambda x: x.astype(self.carried).astype("float32"),
+                (larger, total, output),
+            ), None
+
+        start = jnp.full(query.shape[:-1], -1e30), jnp.zeros(query.shape[:-1])
+        pairs = jnp.swapaxes(key, 0, 1), jnp.swapaxes(value, 0, 1)
+        (_, total, output), _ = jax.lax.scan(
+            step, (*start, jnp.zeros_like(query)), pairs
+        )
+        return jnp.swapaxes(output / total[..., None], 1, 2)
+
+
+class OneByOneInHalf(OneByOne):
+    carried = "bfloat16"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_sum_may_be_taken_one_by_one_in_float32(seed):
+    call = dataclasses.replace(LONG, dtype="float32", seed=seed)
+    finding = AttentionCase("R8", call, "accumulation").run(OneByOne())
+    assert not finding.is_wrong, finding
+    finding = AttentionCase("R8", call, "accumulation").run(OneByOneInHalf())
+    assert finding.error > 50
+
+
+@pytest.mark.parametrize("check", ["second order", "forward mode"])
+@pytest.mark.parametrize("seed", range(2))
+def test_derivatives_that_are_right_are_so_in_float64(check, seed):
+    call = AttentionCall(dtype="float64", seed=seed)
+    vanilla = switchax.OperationRegistry.create("vanilla")
+    with compiled_quickly():
+        finding = AttentionCase("R13", call, check).run(vanilla)
+    assert not finding.is_wrong, finding
 
 
 class Twice(Flash):

@@ -370,6 +370,16 @@ def test_the_command_shows_a_table_and_writes_a_report(named, tmp_path):
     assert run("--json").exit_code == 0
 
 
+def test_a_report_is_written_though_nobody_reads(named, tmp_path, monkeypatch):
+    def gone(*anything):
+        raise BrokenPipeError
+
+    named(operation_with(Number(1)))
+    monkeypatch.setattr("switchax.cli.conform.show_table", gone)
+    assert run("--report", str(tmp_path / "numbers.json")).exit_code
+    assert Report.from_json((tmp_path / "numbers.json").read_text()).passed
+
+
 def test_a_report_is_written_where_the_command_was_called(named, tmp_path, monkeypatch):
     class Wandering(Number):
         def run(self, operation):

@@ -247,7 +247,9 @@ METADATA = st.fixed_dictionaries(
     optional={
         "runtime_dtype": DTYPES | st.just(jnp.bfloat16),
         "runtime_softmax_dtype": DTYPES,
-        "sequence_axis_name": st.none() | NAMES | st.tuples(NAMES, NAMES),
+        "sequence_axis_name": st.none()
+        | NAMES
+        | st.lists(NAMES, min_size=1, max_size=3, unique=True).map(tuple),
         "platform": st.none() | st.sampled_from(["jax", "pallas", "triton"]),
         "backend": st.none() | st.sampled_from(["cpu", "cuda", "rocm", "tpu", "tt"]),
         "operation_configs": st.dictionaries(

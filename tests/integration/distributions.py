@@ -150,16 +150,30 @@ class Site:
 
     def python(self, *arguments, others=(), folder=None, **environment):
         """Returns the process of a Python, when it has ended; folder is its own."""
-        path = [str(site.folder) for site in (self, *others)]
-        path += filter(None, [os.environ.get("PYTHONPATH")])
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("SWITCHAX_")}
-        kept |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path)}
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=folder or self.folder,
-            env=kept | environment,
+            env=self._environment(others) | environment,
             capture_output=True,
             text=True,
             check=False,
             timeout=120,
         )
+
+    def start(self, *arguments):
+        """Returns the process of a Python, which runs."""
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env=self._environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _environment(self, others=()):
+        path = [str(site.folder) for site in (self, *others)]
+        path += filter(None, [os.environ.get("PYTHONPATH")])
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("SWITCHAX_")}
+        kept |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path)}
+        return kept

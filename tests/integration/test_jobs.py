@@ -1,6 +1,9 @@
 """A run of conformance that several processes divide among them."""
 
 import json
+import os
+import re
+import time
 
 import pytest
 
@@ -8,8 +11,10 @@ from .distributions import Site
 
 _COUNTING = """
 import dataclasses
+import multiprocessing
 import os
 import signal
+import time
 
 from switchax import BaseOperation, Capabilities, OperationRegistry, UnsupportedError
 from switchax.kinds.attention import AttentionKind
@@ -102,6 +107,23 @@ class Interrupted(Counting):
 
 
 @OperationRegistry.register
+class Forking(Counting):
+    def count(self, number):
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=len, args=((),))
+        process.start()
+        process.join()
+        return super().count(number if process.exitcode == 0 else 100)
+
+
+@OperationRegistry.register
+class Hanging(Counting):
+    def count(self, number):
+        print(f"at {os.getpid()}.", flush=True)
+        time.sleep(60)
+
+
+@OperationRegistry.register
 class Torn(Counting):
     def __init__(self, metadata=None):
         if os.getpid() != int(os.environ.get("ASKED_BY", os.getpid())):
@@ -145,7 +167,7 @@ def answers(site):
         for name in ("right", "wrong", "maskless"):
             asked(name, 1)
         asked("right", 3, progress=lambda *one: told.append([*one[:2], one[2].number]))
-        for name in ("wrong", "maskless", "killed", "interrupted"):
+        for name in ("wrong", "maskless", "killed", "interrupted", "forking"):
             asked(name, 2)
         wrong = [error_of(lambda jobs=jobs: conform("right", jobs=jobs))
             for jobs in (0, True, 2.0)]
@@ -199,10 +221,39 @@ def test_a_process_that_dies_fails_the_case_that_it_was_at(answers):
     report = answers["reports"]["killed 2"]
     (failure,) = report["failures"]
     assert (failure["title"], failure["kind"]) == ("number 5", "raised")
-    ended = "a process of the run ended by SIGKILL; the others were stopped then"
+    ended = "a process of the run ended by SIGKILL, which stopped the run"
     assert failure["text"] == ended
+    assert sum(result["passed"] for result in report["results"]) >= 2
     assert failure["snippet"] == "killed(5)"
     assert not report["complete"]
+
+
+def test_an_operation_may_start_processes(answers):
+    report = answers["reports"]["forking 2"]
+    assert not report["failures"]
+    assert report["complete"]
+
+
+def test_nothing_is_left_when_the_command_is_killed(site):
+    asked = ["-m", "switchax", "conform", "hanging", "--jobs", "2"]
+    with site.start(*asked) as command:
+        said = ""
+        while said.count("at ") < 2 or not said.endswith(".\n"):
+            said += command.stderr.readline()
+        command.kill()
+    numbers = [int(number) for number in re.findall(r"at (\d+)", said)]
+    end = time.monotonic() + 30
+    while any(map(is_running, numbers)) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(map(is_running, numbers))
+
+
+def is_running(number):
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_an_operation_that_interrupts_itself_fails(answers):

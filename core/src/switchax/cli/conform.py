@@ -106,12 +106,14 @@ def conform(
             got, todo = str(error), "pass --jobs 1 to see more"
             text = house_message("switchax conform", "a run to its end", got, todo)
             raise Failure(text) from error
-    if as_json:
-        show_json(report.to_dict())
-    else:
-        _show(report)
-    if path is not None:
-        _write(path, report)
+    try:
+        if as_json:
+            show_json(report.to_dict())
+        else:
+            _show(report)
+    finally:  # whoever read what is shown may have gone
+        if path is not None:
+            _write(path, report)
     ctx.exit(0 if report.passed else 1)
 
 
@@ -168,13 +170,16 @@ def _jobs() -> int:
 @contextlib.contextmanager
 def _devices() -> Iterator[None]:
     """Lets a CPU stand for eight, so that meshes are tested, if JAX has not started."""
-    before = os.environ.get("XLA_FLAGS", "")
-    if "device_count" not in before:
-        os.environ["XLA_FLAGS"] = f"{before} {_EIGHT}".strip()
+    before = os.environ.get("XLA_FLAGS")
+    if "device_count" not in (before or ""):
+        os.environ["XLA_FLAGS"] = f"{before or ''} {_EIGHT}".strip()
     try:
         yield
     finally:
-        os.environ["XLA_FLAGS"] = before
+        if before is None:
+            del os.environ["XLA_FLAGS"]
+        else:
+            os.environ["XLA_FLAGS"] = before
 
 
 @contextlib.contextmanager

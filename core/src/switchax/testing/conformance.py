@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform as python_platform
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jaxlib.version
@@ -61,8 +61,9 @@ def conform(
             are, and it.
         jobs: How many fresh processes divide the cases among them; 1 is this one
             alone. A process that dies is a failure of the case that it was at. What
-            was registered or set in this one alone is not known there, and a script
-            needs `if __name__ == "__main__":` as for `multiprocessing`.
+            was registered or set in this one alone is not known there; a script needs
+            a file and `if __name__ == "__main__":`, as for `multiprocessing`. Of an
+            operation with several mistakes, more of them may be shown.
 
     Returns:
         The report; `report.passed` says whether it conforms, `print(report)` why not.
@@ -88,9 +89,9 @@ def conform(
             progress(next(begun), len(cases), cases[number])
 
     if _checked_jobs(jobs) == 1:
-        outcome = _run(
-            cls, level, elsewhere, max_failures, list(enumerate(cases)), tell
-        )
+        run = Run(cls, level, max_failures, elsewhere)
+        run.all(list(enumerate(cases)), tell)
+        outcome = run.outcome
     else:
         asked = max_failures, _installed_name(cls), there, level, seed
         outcome = _side_by_side(cls, cases, tell, jobs, *asked)
@@ -122,34 +123,29 @@ def conform(
     )
 
 
-def _run(
-    cls: type[BaseOperation],
-    level: str,
-    elsewhere: Target | None,
-    max_failures: int | None,
-    cases: Sequence[tuple[int, Case]],
-    tell: Tell,
-) -> Outcome:
-    """Runs cases here."""
-    run = Run(cls, level, max_failures, elsewhere)
-    run.all(cases, tell)
-    return run.outcome
+class _Part(NamedTuple):
+    """How far a process is: the number of its case, and what it found before."""
+
+    number: int
+    outcome: Outcome
 
 
-def _part(
+def _of_one(
     number: int,
-    tell: Tell,
+    tell: Callable[[_Part], object],
     jobs: int,
     max_failures: int | None,
     name: str,
     there: Target,
     level: str,
     seed: int,
-) -> Outcome:
-    """Runs the part of all cases that falls to one of several jobs, here."""
+) -> _Part:
+    """Runs the cases that fall to one of several processes, in it."""
     cls, there, cases = _asked(name, there, level, seed)
+    run = Run(cls, level, max_failures, _elsewhere(there))
     part = list(enumerate(cases))[number::jobs]
-    return _run(cls, level, _elsewhere(there), max_failures, part, tell)
+    run.all(part, lambda at: tell(_Part(at, run.outcome)))
+    return _Part(len(cases), run.outcome)
 
 
 def _side_by_side(
@@ -157,17 +153,22 @@ def _side_by_side(
 ) -> Outcome:
     """Runs all cases, divided among processes; one that dies is a failure."""
     outcome = Outcome()
+    jobs = min(jobs, len(cases)) or 1
     try:
-        for part in in_processes(_part, (jobs, *asked), jobs, tell):
-            outcome.merge(part)
+        arguments = jobs, *asked
+        parts = in_processes(_of_one, arguments, jobs, lambda part: tell(part.number))
     except Died as error:
-        if error.at < 0:
+        if error.number not in error.last:
             raise
-        case = cases[error.at]
-        text = f"{error}; the others were stopped then"
+        parts = list(error.last.values())
+        case = cases[error.last[error.number].number]
+        text = f"{error}, which stopped the run"
         snippet = snippet_of(cls, case)
         failure = Failure(case.rule, case.title, case.title, "raised", text, snippet)
-        return Outcome(met={case.rule: Met(error.at, failure)}, complete=False)
+        outcome.met[f"end by {case.rule}"] = Met(-1, failure)
+        outcome.complete = False
+    for part in parts:
+        outcome.merge(part.outcome)
     return outcome
 
 

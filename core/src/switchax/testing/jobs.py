@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from typing import Any
@@ -14,20 +15,21 @@ from switchax.errors import described
 
 __all__ = ["Died", "in_processes"]
 
-Tell = Callable[[int], object]
+Tell = Callable[[Any], object]
 
 
 class Died(RuntimeError):
     """A process ended before it had returned anything.
 
     Attributes:
-        why: How it ended, such as "by SIGSEGV".
-        at: What it told last; -1 if nothing.
+        number: Its number.
+        last: What each of the processes told last, by number, if it told anything, or
+            what it returned.
     """
 
-    def __init__(self, why: str, at: int) -> None:
+    def __init__(self, why: str, number: int, last: dict[int, Any]) -> None:
         super().__init__(f"a process of the run ended {why}")
-        self.why, self.at = why, at
+        self.number, self.last = number, last
 
 
 def in_processes(
@@ -37,8 +39,8 @@ def in_processes(
 
     Args:
         function: Called with the number of the process, from 0, with a function to
-            tell how far it is, and with the arguments. It and what it returns are
-            pickled.
+            tell how far it is, and with the arguments. It, what it tells and what it
+            returns are pickled.
         arguments: Further arguments.
         jobs: How many processes.
         tell: Called with whatever any of them tells.
@@ -48,18 +50,17 @@ def in_processes(
 
     Raises:
         Died: If one ended otherwise, by a signal or by an error that names it. The
-            others are ended then, as they are if this is interrupted.
+            others are ended then, as they are if this is interrupted or killed.
     """
     context = multiprocessing.get_context("spawn")  # JAX has threads, so no fork
     running: dict[Any, tuple[int, Any]] = {}
-    last: dict[int, int] = {}
-    returned: dict[int, Any] = {}
+    last: dict[int, Any] = {}
     with contextlib.ExitStack() as stack:
         for number in range(jobs):
-            ours, theirs = context.Pipe(duplex=False)
+            ours, theirs = context.Pipe()
             given = (function, number, theirs, *arguments)
-            process = context.Process(target=_run, args=given, daemon=True)
-            with _without_the_folder():
+            process = context.Process(target=_run, args=given)
+            with _for_a_start():
                 process.start()
             theirs.close()  # so that its end is seen
             stack.callback(process.join)
@@ -69,26 +70,33 @@ def in_processes(
             for pipe in connection.wait(list(running)):
                 number, process = running[pipe]
                 what, value = _received(pipe, process)
+                if what == "died":
+                    raise Died(value, number, last)
+                last[number] = value
                 if what == "told":
-                    last[number] = value
                     tell(value)
-                elif what == "returned":
-                    returned[number] = value
-                    del running[pipe]
                 else:
-                    raise Died(value, last.get(number, -1))
-    return [returned[number] for number in range(jobs)]
+                    del running[pipe]
+    return [last[number] for number in range(jobs)]
 
 
 @contextlib.contextmanager
-def _without_the_folder() -> Iterator[None]:
-    """Lets a new Python not look for the library's modules where it is started."""
+def _for_a_start() -> Iterator[None]:
+    """What a process is started under, which it keeps.
+
+    It does not look for the library's modules in the folder, and leaves an interrupt
+    to the one that waits for it.
+    """
     name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
+    before, os.environ[name] = os.environ.get(name), "1"
+    handler = None
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
         if before is None:
             del os.environ[name]
         else:
@@ -96,24 +104,31 @@ def _without_the_folder() -> Iterator[None]:
 
 
 def _run(function: Any, number: int, pipe: Any, *arguments: Any) -> None:
-    """What a process does; an interrupt is for the one that waits for it."""
+    """What a process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_other, args=(pipe,), daemon=True).start()
     try:
         value = function(number, lambda told: pipe.send(("told", told)), *arguments)
-    except BrokenPipeError:  # nobody waits
-        return
     except BaseException as error:
-        pipe.send(("raised", f"with {described(error)}"))
+        pipe.send(("died", f"with {described(error)}"))
         return
     pipe.send(("returned", value))
+
+
+def _end_with_the_other(pipe: Any) -> None:
+    """Ends this process when the one that waits for it has ended, whatever it does."""
+    with contextlib.suppress(EOFError, OSError):
+        pipe.recv()  # nothing is ever sent
+    os._exit(1)
 
 
 def _received(pipe: Any, process: Any) -> tuple[str, Any]:
     try:
         return pipe.recv()  # type: ignore[no-any-return]
-    except EOFError:
+    except (EOFError, OSError):
+        process.kill()  # it may have closed the pipe, and run on
         process.join()
-        return "ended", _end(process.exitcode)
+        return "died", _end(process.exitcode)
 
 
 def _end(code: int | None) -> str:

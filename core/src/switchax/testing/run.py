@@ -113,9 +113,7 @@ class Run:
         counts = {"": "passed", "refused": "refused"}
         count = counts.get(kind, "failed")
         if count == "failed" and rule not in self.outcome.met:
-            failure = self._smallest(case, kind, rule, finding)
-            rule = failure.rule
-            self._met(number, failure)
+            self._met(number, self._smallest(case, kind, rule, finding))
         # JSON has no other, and NaN is no less.
         error = finding.error if finding.error <= _INFINITE else _INFINITE
         one: dict[str, Any] = {count: 1}

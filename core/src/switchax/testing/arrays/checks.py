@@ -15,12 +15,12 @@ from switchax.capabilities import Capabilities
 from switchax.errors import UnsupportedError
 from switchax.operation import BaseOperation
 from switchax.target import current_target
+from switchax.testing.differences import curvature, slope
 from switchax.testing.running import jitted
 from switchax.testing.suite import Finding, worst
 from switchax.testing.tolerance import distance, farthest
 
 from .calls import ArrayCall, Arrays, is_floating, moved
-from .differences import curvature, slope
 
 __all__ = ["CHECKS", "Subject"]
 

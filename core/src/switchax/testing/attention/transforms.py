@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 from switchax.errors import UnsupportedError
 from switchax.sharding import as_spec
 from switchax.target import current_target
+from switchax.testing.differences import slope
 from switchax.testing.running import jitted
 from switchax.testing.suite import Finding, worst
+from switchax.testing.tolerance import allowed
 
-from .calls import Drawn, draw
+from .calls import Drawn, draw, largest_logit
 from .gradients import as_stacked, gradient_findings, result_findings
 from .programs import traced
 from .subject import (
@@ -44,6 +47,7 @@ __all__ = [
 Arrays = dict[str, Any]
 
 _OPERANDS = ("query", "key", "value")
+_STEP = 2.0**-12  # of differences of gradients, in units of the operands
 
 
 def check_transforms(subject: Subject) -> Finding:
@@ -322,7 +326,18 @@ def check_forward_mode(subject: Subject) -> Finding:
         float((np.where(a != 0, np.asarray(found[f], "float64"), 0) * a).sum())
         for f, a in given.items()
     )
-    return subject.measure("jvp", np.array([got]), np.array([expected]), stored=12)
+    # Entries err independently of each other, so their sum does by the norm of what it
+    # weighs them with.
+    growth = largest_logit(subject.call, drawn)
+    errors = [
+        allowed(subject.call.dtype, growth, stored=12)
+        * max(float(np.abs(np.asarray(found[f], "float64")[a != 0]).max(initial=0)), 1)
+        * float(np.linalg.norm(a.astype("float64")))
+        for f, a in given.items()
+    ]
+    return subject.measure(
+        "jvp", np.array([got]), np.array([expected]), stored=12, slack=sum(errors)
+    )
 
 
 def check_second_order(subject: Subject) -> Finding:
@@ -351,25 +366,23 @@ def check_second_order(subject: Subject) -> Finding:
     if not declared:
         text = "second derivatives are not declared, and do not raise"
         return Finding(text=text, quantity="second derivative", accepted=True)
-    # The Hessian is symmetric: its product with the directions, by central
-    # differences.
-    step, ends = 1e-4, []
-    for sign in (1, -1):
+
+    # The Hessian is symmetric: its product with the directions, by differences.
+    def gradient_at(step: float) -> Arrays:
         moved = {
-            n: drawn.arrays[n].astype("float64") + sign * step * directions[n]
-            for n in names
+            n: drawn.arrays[n].astype("float64") + step * directions[n] for n in names
         }
         at = dataclasses.replace(drawn, arrays={**drawn.arrays, **moved})
-        ends.append(at.oracle_vjp(**of_oracle(given)))
-    return worst(
-        subject.measure(
-            f"second derivative by {name}",
-            found[name],
-            (ends[0][name] - ends[1][name]) / (2 * step),
-            stored=24,
-        )
-        for name in names
-    )
+        return at.oracle_vjp(**of_oracle(given))
+
+    gradient_at = functools.cache(gradient_at)
+
+    def right(name: str) -> Finding:
+        wanted, doubt = slope(lambda step: gradient_at(step)[name], _STEP)
+        what = f"second derivative by {name}"
+        return subject.measure(what, found[name], wanted, stored=24, slack=doubt)
+
+    return worst(map(right, names))
 
 
 def _directions(drawn: Drawn, names: list[str]) -> Arrays:

@@ -14,39 +14,42 @@ __all__ = ["curvature", "slope"]
 _STEP = 2.0**-8
 
 
-def slope(along: Callable[[float], Any]) -> tuple[Any, float]:
+def slope(along: Callable[[float], Any], step: float = _STEP) -> tuple[Any, float]:
     """Returns the derivative of a float64 function at 0, and how far off it may be.
 
     By central differences of two steps and Richardson's extrapolation.
 
     Args:
         along: From a number to an array or number.
+        step: The larger of the two.
 
     References:
         Lewis Fry Richardson, "The approximate arithmetical solution by finite
         differences of physical problems", 1911, section 2.1.
     """
 
-    def difference(step: float) -> Any:
-        return (np.asarray(along(step)) - along(-step)) / (2 * step)
+    def difference(by: float) -> Any:
+        return (np.asarray(along(by)) - along(-by)) / (2 * by)
 
-    return _extrapolated(difference, np.abs(along(0.0)).max(initial=1) / _STEP)
+    rounding = np.abs(along(0.0)).max(initial=1) / step
+    return _extrapolated(difference, rounding, step)
 
 
 def curvature(along: Callable[[float], Any]) -> tuple[Any, float]:
     """Returns the second derivative likewise; see `slope`."""
     middle = np.asarray(along(0.0))
 
-    def difference(step: float) -> Any:
-        return (along(step) - 2 * middle + along(-step)) / step**2
+    def difference(by: float) -> Any:
+        return (along(by) - 2 * middle + along(-by)) / by**2
 
-    return _extrapolated(difference, np.abs(middle).max(initial=1) / _STEP**2)
+    rounding = np.abs(middle).max(initial=1) / _STEP**2
+    return _extrapolated(difference, rounding, _STEP)
 
 
 def _extrapolated(
-    difference: Callable[[float], Any], rounding: float
+    difference: Callable[[float], Any], rounding: float, step: float
 ) -> tuple[Any, float]:
-    coarse, fine = difference(_STEP), difference(_STEP / 2)
+    coarse, fine = difference(step), difference(step / 2)
     value = (4 * fine - coarse) / 3
     doubt = float(np.abs(value - fine).max(initial=0)) + 2.0**-48 * float(rounding)
     return value, doubt
