@@ -6,7 +6,6 @@ import re
 
 import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from switchax import ATTENTION, BaseOperation
 from switchax.testing import conform
@@ -20,10 +19,7 @@ from .mutants import MEETINGS, MUTANTS, Right, WideLeft
 from .rare_mutants import RARE_MUTANTS
 from .shape_mutants import SHAPE_MUTANTS
 
-# JAX writes its cache of compiled programs in place: another worker may read half of
-# one, and compiles it then.
-HALF_WRITTEN = "ignore:Error (reading|writing) persistent compilation cache"
-pytestmark = [pytest.mark.heavy, pytest.mark.filterwarnings(HALF_WRITTEN)]
+pytestmark = pytest.mark.heavy
 
 
 # The others are asked by `tox -e conform`.
@@ -44,33 +40,6 @@ IN_CI = {
     "SkipsEmptyBlocksOfTheFirst",
     "MaximumBeforeTheScale",
 }
-CACHE = {
-    "jax_persistent_cache_min_compile_time_secs": 0.0,
-    "jax_persistent_cache_min_entry_size_bytes": -1,
-}
-
-
-@pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory, request):
-    """Compiles once, in all workers of a run, what several mutants have in common."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if hasattr(request.config, "workerinput") else folder
-    options = {"jax_compilation_cache_dir": str(folder / "compiled"), **CACHE}
-    before = {name: getattr(jax.config, name) for name in options}
-    _configure(options)
-    yield
-    _configure(before)
-
-
-def _configure(options):
-    for name, value in options.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture
-def quickly(compiled_once, quick_compilation):
-    """Compiles once, and not for speed."""
 
 
 @pytest.fixture
@@ -128,7 +97,7 @@ def _forward_program(operation, call, dirty):
 
 
 @pytest.mark.further  # minutes; where it fails, those in CI are found under other rules
-@pytest.mark.usefixtures("quickly")
+@pytest.mark.usefixtures("quick_compilation")
 def test_what_they_are_made_of_conforms():
     report = conform(Right)
     assert report.passed, str(report)
@@ -143,7 +112,7 @@ def each(mutants):
 
 
 @each(MUTANTS)
-@pytest.mark.usefixtures("only_what_differs", "not_made_small", "quickly")
+@pytest.mark.usefixtures("only_what_differs", "not_made_small", "quick_compilation")
 def test_each_mutant_is_found_under_its_rule(mutant):
     report = conform(mutant, max_failures=1)
     first = report.failures[0]
@@ -155,7 +124,7 @@ MISTAKES |= CACHE_MUTANTS
 
 
 @each(MISTAKES)
-@pytest.mark.usefixtures("only_what_differs", "quickly")
+@pytest.mark.usefixtures("only_what_differs", "quick_compilation")
 def test_each_mistake_of_kernels_is_found_under_its_rule(mutant):
     (failure,) = conform(mutant, max_failures=1).failures
     assert failure.rule in MISTAKES[mutant], str(failure)
@@ -163,7 +132,7 @@ def test_each_mistake_of_kernels_is_found_under_its_rule(mutant):
 
 
 @each(MEETINGS)
-@pytest.mark.usefixtures("only_what_differs", "quickly")
+@pytest.mark.usefixtures("only_what_differs", "quick_compilation")
 def test_where_two_things_meet_the_smallest_failure_shows_no_third(mutant):
     (failure,) = conform(mutant, max_failures=1).failures
     assert failure.kind == "wrong", str(failure)
@@ -173,7 +142,7 @@ def test_where_two_things_meet_the_smallest_failure_shows_no_third(mutant):
     assert MEETINGS[mutant] - {"offset", "heads"} <= shown, str(failure)
 
 
-@pytest.mark.usefixtures("only_what_differs", "quickly")
+@pytest.mark.usefixtures("only_what_differs", "quick_compilation")
 def test_a_failure_is_made_small():
     report = conform(WideLeft, max_failures=1)
     smallest = "value, batch=1, kv_len=3, heads=1, kv_heads=1, window=(2, 0)"

@@ -10,6 +10,8 @@ import pytest
 import switchax
 from switchax_chunked import borrow_backward
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 B, T, S, H, K, D = 2, 9, 13, 4, 2, 8
 
 

@@ -14,6 +14,8 @@ from switchax_chunked.attend import attend
 from switchax_chunked.tiling import ChunkedConfig, Tiling, tiling_for
 from switchax_chunked.visible import Hidden, bounds, key_lists, row_lists
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 BLOCKS = ChunkedConfig(block_q=4, block_kv=8)
 B, T, S, H, K, D = 2, 11, 21, 4, 2, 8
 

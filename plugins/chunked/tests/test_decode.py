@@ -12,6 +12,8 @@ from switchax_chunked import decode
 from switchax_chunked.attend import attend
 from switchax_chunked.tiling import ChunkedConfig
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 B, T, S, H, K, D = 2, 3, 40, 4, 2, 8
 IDS = {
     "q_segment_ids": jnp.asarray([[0, 0, 1], [2, -1, 2]], jnp.int32),

@@ -9,6 +9,8 @@ from jax.sharding import AxisType, PartitionSpec
 from switchax_chunked import borrow_backward, decode
 from switchax_chunked.attend import attend
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 P = PartitionSpec
 B, T, S, H, K, D = 2, 3, 9, 4, 2, 8
 
