@@ -207,6 +207,17 @@ def test_sequence_axis_follows_the_partition_axis():
     )
 
 
+def test_a_sequence_axis_may_be_a_member_of_an_enumeration():
+    name = enum.Enum("Axis", {"SP": "sp"}, type=str).SP
+    metadata = OperationMetadata(sequence_axis_name=name)
+    assert type(metadata.sequence_axis_name) is str
+    assert metadata == OperationMetadata(sequence_axis_name="sp")
+    assert OperationMetadata.from_json(metadata.to_json()) == metadata
+    several = OperationMetadata(sequence_axis_name=[name, "b"]).sequence_axis_name
+    assert several == ("sp", "b")
+    assert {type(one) for one in several} == {str}
+
+
 @pytest.mark.parametrize(
     ("value", "error"),
     [("", ValueError), ((), ValueError), (3, TypeError), (("a", "a"), ValueError)],

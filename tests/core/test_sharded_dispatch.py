@@ -381,6 +381,20 @@ def test_every_way_to_give_a_mesh_splits_the_kernel(enter, traced):
     assert output.sharding.shard_shape(output.shape) == (2, 6, 2, 16)
 
 
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", ["vanilla", "opaque"])
+def test_axes_that_the_metadata_names_are_known(name, strict):
+    """Also where the mesh lacks them: a warning would be an error here."""
+    axes = {"tensor_parallel_axis": "model", "sequence_parallel_axis": "rings"}
+    metadata = OperationMetadata(partition_axis=PartitionAxis(**axes))
+    with jax.set_mesh(mesh_of(dp=2, model=4)), switchax.use(strict=strict):
+        output = jax.jit(
+            lambda *x: switchax.attention(*x, metadata=metadata, operation=name)
+        )(*operands())
+    assert output.sharding.shard_shape(output.shape)[2] == output.shape[2] // 4
+
+
 def test_another_mesh_than_the_one_in_force_is_an_error():
     metadata = OperationMetadata(mesh=mesh_of(dp=8))
     with (

@@ -142,9 +142,12 @@ def _laid_out(invocation: Invocation, arrays: Arrays) -> Arrays:
 
 
 def _placed(placement: Placement, specs: Specs, arrays: Arrays) -> Arrays:
-    wishes = dict(specs)
+    """Lays out the arrays that a spec is given for."""
+    mesh, rules, wishes = placement.mesh, placement.partition_axis, dict(specs)
     return {
-        name: constrain(x, wishes[name], placement.mesh) if name in wishes else x
+        name: constrain(x, wishes[name], mesh, partition_axis=rules)
+        if name in wishes
+        else x
         for name, x in arrays.items()
     }
 
@@ -211,13 +214,7 @@ def _in_partitioned(
         within = jax.sharding.auto_axes(compute, out_sharding=explicit)
         outputs: dict[str, Any] = within(arrays)
         return outputs
-    specs = dict(placement.specs)
-    return {
-        field: constrain(array, specs[field], placement.mesh)
-        if field in specs
-        else array
-        for field, array in compute(arrays).items()
-    }
+    return _placed(placement, placement.specs, compute(arrays))
 
 
 @dataclasses.dataclass(frozen=True)

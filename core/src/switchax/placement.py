@@ -36,6 +36,7 @@ from .sharding import (
 if TYPE_CHECKING:
     from .kind import Adaptation, OperationKind
     from .metadata import OperationMetadata
+    from .partition import PartitionAxis
 
 __all__ = [
     "Placement",
@@ -62,6 +63,7 @@ class Placement:
             that mesh, for the call to be traced under.
         mapped: The axes over which a vmap around has split what it maps.
         unsplit: Explicit axes that were named to a vmap, but split nothing it maps.
+        partition_axis: The rules that the specs are of: its names are known.
     """
 
     mesh: AnyMesh
@@ -71,6 +73,7 @@ class Placement:
     typed: AbstractMesh | None = None
     mapped: frozenset[str] = frozenset()
     unsplit: tuple[str, ...] = ()
+    partition_axis: PartitionAxis | None = None
 
     def spec(self, name: str) -> PartitionSpec:
         """The wish for one array; whole where there is none."""
@@ -164,12 +167,13 @@ def placement_of(
     if typed is None and not has_explicit_axes():
         passed = ()
     used = named if passed else set()
-    report_unused_mesh(request.kind, mesh, metadata.partition_axis, used)
+    rules = metadata.partition_axis
+    report_unused_mesh(request.kind, mesh, rules, used)
     wishes = kind.specs(request, metadata)
     specs = tuple((name, without_mapped_axes(wish)) for name, wish in wishes.items())
     # A call is traced under the mesh of its types, whatever that of metadata says.
     unsplit = _unsplit(mesh if typed is None else typed)
-    return Placement(mesh, specs, passed, True, typed, mapped, unsplit)
+    return Placement(mesh, specs, passed, True, typed, mapped, unsplit, rules)
 
 
 def _unsplit(mesh: AnyMesh) -> tuple[str, ...]:

@@ -106,7 +106,8 @@ def _axis(where: str, label: str, value: Any) -> AxisType:
     if len(set(names)) < len(names):
         got, todo = f"{label}={brief(value)}", "name each axis once"
         raise fail_value(where, f"{label} to name different mesh axes", got, todo)
-    return tuple(names) if isinstance(value, list | tuple) else str(value)
+    plain = tuple(map(str.__str__, names))  # an enumeration's member is its value
+    return plain if isinstance(value, list | tuple) else plain[0]
 
 
 def _name(where: str, label: str, value: Any, known: tuple[str, ...]) -> str:

@@ -120,7 +120,8 @@ def shard(
         return None
     mesh = placement.mesh
     shape = [_length(request, letter) for letter in request.layout]
-    corrected = correct_spec(placement.spec("query"), shape, mesh)
+    rules = placement.partition_axis
+    corrected = correct_spec(placement.spec("query"), shape, mesh, partition_axis=rules)
     entries = [*corrected, *[None] * len(shape)]
     split = {
         letter: tuple(flat_names(entry)) if length > 1 else ()
