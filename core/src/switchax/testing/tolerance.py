@@ -32,6 +32,10 @@ __all__ = ["ROUNDING", "allowed", "distance", "farthest"]
 #   logits adds up to. Both are added entry by entry (`slack`); of the first, what was
 #   returned tells how large it is. See `attention.gradients`.
 # - lse and weights are not stored in the operands' dtype: the second part alone.
+# - A long sum of terms that are alike may be taken one by one: n additions, each off by
+#   up to a unit of the sum, are off by sqrt(n) units (`attention.values`, R8 alone).
+# - A jvp is compared as its product with cotangents. Its entries err by themselves, so
+#   the product errs by the norm of the cotangents; see `attention.transforms`.
 ROUNDING = {
     "float16": (2**-11, 2**-24),
     "bfloat16": (2**-8, 2**-24),
