@@ -96,6 +96,7 @@ def test_preset_is_read_from_the_class_and_from_an_instance(preset):
     assert own.mode == MODE_DECODE
     assert preset(axes=(HEAD,)).mode == preset.mode
     assert preset(mode=0).axes == preset.axes
+    assert type(preset(mode=np.int64(0)).mode) is int
     assert preset.__doc__
 
 

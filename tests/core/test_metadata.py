@@ -227,6 +227,14 @@ def test_a_sequence_axis_that_is_no_name_is_an_error(value, error):
         OperationMetadata(sequence_axis_name=value)
 
 
+def test_a_sequence_axis_of_the_partition_axis_is_named_once_too():
+    twice = OperationMetadata(
+        partition_axis=PartitionAxis(sequence_parallel_axis=("a", "a"))
+    )
+    with pytest.raises(ValueError, match=r"sequence_parallel_axis=\('a', 'a'\)"):
+        _ = twice.sequence_axis_name
+
+
 def test_partition_axis_and_manager_follow_each_other():
     by_axis = OperationMetadata(partition_axis=PAXIS)
     assert by_axis.partition_manager == PartitionManager(PAXIS)
@@ -558,9 +566,20 @@ def test_replace_does_not_fix_what_is_looked_up():
         again = metadata.replace(backend="tpu")
         assert (again.partition_axis, again.mesh) == (PAXIS, mesh_of("a"))
     assert (again.partition_axis, again.mesh) == (PartitionAxis(), None)
-    assert OperationMetadata(platform="tpu").replace(backend="cpu").backend == "cpu"
     with pytest.raises(TypeError, match="did you mean 'backend'"):
         metadata.replace(backnd="cpu")
+
+
+def test_replace_takes_the_later_of_two_devices():
+    device = OperationMetadata(platform="tpu").replace(backend="cpu")
+    assert (device.platform, device.backend) == (None, "cpu")
+    device = OperationMetadata(backend="cuda").replace(platform="tpu")
+    assert (device.platform, device.backend) == ("tpu", "tpu")
+    both = OperationMetadata(platform="tpu", backend="tpu")
+    language = both.replace(platform="pallas")
+    assert (language.platform, language.backend) == ("pallas", "tpu")
+    with pytest.raises(ValueError, match="devices of one platform"):
+        both.replace(platform="cpu", backend="cuda")
 
 
 def test_it_is_frozen():
@@ -614,6 +633,8 @@ def test_what_would_be_dropped_in_silence_is_an_error():
     metadata = OperationMetadata(runtime_dtype="float16")
     with pytest.raises(TypeError, match="use its replace"):
         OperationMetadata.from_config(metadata)
+    with pytest.raises(TypeError, match="use its replace"):
+        OperationMetadata(base_config=metadata)
     with pytest.raises(TypeError, match="base_config"):
         metadata.replace(base_config={"backend": "tpu"})
     with pytest.raises(TypeError, match="underscore"):

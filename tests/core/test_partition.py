@@ -25,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
+import switchax
 from switchax import axes, partition
 from switchax.axes import (
     BATCH,
@@ -56,6 +57,7 @@ from switchax.partition import (
     get_safe_hash_int,
 )
 from switchax.partition.rules import current_rules
+from switchax.sharding import constrain
 
 P = PartitionSpec
 FIELDS = [field.name for field in dataclasses.fields(PartitionAxis)]
@@ -533,11 +535,13 @@ def test_register_and_unregister_for_the_process():
         ("a", 1.5, TypeError),
         ("a", ["tp", object()], TypeError),
         ("a", True, TypeError),
+        ("a", np.array, TypeError),
+        ("a", np.array(["tp", "sp"]), TypeError),
     ],
 )
 def test_what_is_no_name_or_rule_is_refused(name, rule, error):
     with pytest.raises(error):
-        PartitionAxis.register(name, rule)
+        PartitionAxis.register(name, rule, override=True)
     with pytest.raises(error), axis_rules({name: rule}):
         pass
     assert PartitionAxis.get_registered_axes() == {}
@@ -651,6 +655,9 @@ def test_number_of_a_dimension_is_any_integer(manager):
         ({"dynamic_axes": "x"}, TypeError),
         ({"dynamic_axes": 3}, TypeError),
         ({"axes": DynamicShardingAxes}, TypeError),
+        ({"axes": type("NoMode", (DynamicShardingAxes,), {"axes": ()})}, TypeError),
+        ({"axes": [HEAD], "mode": 0, "shape": 5}, TypeError),
+        ({"axes": [HEAD], "mode": 0, "shape": "ab"}, TypeError),
     ],
 )
 def test_what_does_not_suffice_is_refused(manager, arguments, error):
@@ -837,6 +844,31 @@ def test_a_copied_context_is_refused_where_its_trace_would_be_taken_for_another(
         pytest.raises(RuntimeError, match=message),
     ):
         pool.submit(copied.run, traced).result()
+
+
+@pytest.mark.parametrize("where", ["task", "copied"])
+def test_a_manager_made_elsewhere_is_nothing_to_a_call_that_does_not_ask(where, eight):
+    """Made, not entered: by a task, or in a copied context, of this thread."""
+    x = jnp.ones((1, 4, 2, 8))
+
+    def attend(x):
+        x = constrain(x, P("fsdp"))  # of whose axes none is of this mesh
+        return switchax.attention(x, x, x, operation="vanilla")
+
+    call = jax.jit(attend)
+    with jax.set_mesh(eight("dp", "mine")):
+        before = call(x)
+        if where == "task":
+
+            async def made():
+                return PartitionManager(PartitionAxis(head_axis="mine"))
+
+            asyncio.run(made())
+        else:
+            contextvars.copy_context().run(PartitionManager, PartitionAxis())
+        np.testing.assert_array_equal(call(x), before)
+        fresh = jax.jit(jax.grad(lambda x: attend(x).sum()))
+        assert fresh(x).shape == x.shape
 
 
 def test_a_field_in_a_rule_makes_no_mesh_axis_of_its_name():

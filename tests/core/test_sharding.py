@@ -555,6 +555,29 @@ def test_abstract_mesh_lowers_and_has_no_devices_for_an_eager_array(kind):
         assert lies_as(constrain(on_mesh, SPEC), mesh, SPEC)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_grad_and_vmap_run_at_once_is_eager_to_an_abstract_mesh(kind):
+    mesh = make_mesh("dp2_sp2_tp2", KINDS[kind]).abstract_mesh
+    x = jnp.arange(32.0).reshape(4, 8)
+
+    def squares(x):
+        return (constrain(x, SPEC, mesh) ** 2).sum()
+
+    contexts = [contextlib.nullcontext()]
+    if kind == "auto":  # JAX computes nothing at once under abstract explicit axes
+        contexts.append(jax.sharding.use_abstract_mesh(mesh))
+    for in_force in contexts:
+        with in_force:
+            np.testing.assert_array_equal(jax.grad(squares)(x), 2 * x)
+            each = jax.vmap(lambda row: constrain(row, P("dp"), mesh))(x)
+            np.testing.assert_array_equal(each, x)
+
+
+def test_a_partition_axis_that_is_none_is_refused():
+    with pytest.raises(TypeError, match="a PartitionAxis, got partition_axis=3"):
+        correct_spec(P("dp"), (2,), partition_axis=3)
+
+
 def test_no_collective_where_a_layout_is_only_confirmed():
     mesh = make_mesh("dp2_sp2_tp2")
     x = jax.device_put(jnp.ones((4, 8)), NamedSharding(mesh, SPEC))

@@ -255,7 +255,10 @@ class DynamicShardingAxes:
             todo = "only a preset has axes and mode of its own"
             raise fail_type(name, "axes and mode", f"no {missing}", todo)
         object.__setattr__(self, "axes", freeze_axes(name, axes))
-        mode = mode if isinstance(mode, int) else check_mode(name, mode)
+        if isinstance(mode, int | np.integer):
+            mode = int(mode)
+        else:
+            mode = check_mode(name, mode)
         object.__setattr__(self, "mode", mode)
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "flat_names",
     "has_explicit_axes",
     "is_mesh_set",
+    "is_shape",
     "report_unused_mesh",
     "shape_of",
     "with_auto_axes",
@@ -163,7 +164,7 @@ def correct_spec(
         changes nothing.
 
     Raises:
-        TypeError: If mesh is no mesh, or spec or shape is none.
+        TypeError: If mesh is no mesh, or spec, shape or partition_axis is none.
         ValueError: For an axis used twice, a bare string, unreduced axes, or, when
             strict, for a name that nobody knows.
 
@@ -183,7 +184,7 @@ def correct_spec(
     if not isinstance(spec, Sequence | PartitionSpec | None) or isinstance(spec, bytes):
         got = f"spec={brief(spec)}"
         raise fail_type(where, "a PartitionSpec", got, "pass its spec")
-    if not _is_shape(shape):
+    if not is_shape(shape):
         got = f"shape={brief(shape)}"
         raise fail_type(where, "a shape", got, "pass x.shape")
     entries = [
@@ -195,6 +196,7 @@ def correct_spec(
             todo = "pass names of mesh axes"
             raise fail_type(where, "a PartitionSpec of axes", brief(name), todo)
     check_distinct(where, entries)
+    _check_partition_axis(where, partition_axis)
     mesh = _checked_mesh(where, mesh)
     if mesh is None:
         return _WHOLE
@@ -209,7 +211,18 @@ def correct_spec(
     return as_spec([*kept, *[None] * (len(shape) - len(kept))])
 
 
-def _is_shape(shape: Any) -> bool:
+def _check_partition_axis(where: str, value: Any) -> None:
+    if value is None:
+        return
+    # Here, since partition imports this module.
+    from .partition import PartitionAxis
+
+    if not isinstance(value, PartitionAxis):
+        got = f"partition_axis={brief(value)}"
+        raise fail_type(where, "a PartitionAxis", got, "pass PartitionAxis(...)")
+
+
+def is_shape(shape: Any) -> bool:
     """Whether it is a sequence of lengths, which may be symbolic."""
     none = str, bytes, float, type(None)
     return isinstance(shape, Sequence | np.ndarray) and not (
@@ -379,10 +392,18 @@ def constrain(
         return x
     if not isinstance(x, jax.core.Tracer) and not compat.is_tracing():
         return _place(x, corrected, mesh)
+    if not compat.is_staged() and _has_no_devices(mesh):
+        return x  # grad or vmap alone, which run at once
     if is_in_force:
         return _constrain_in_context(x, corrected, context)
     sharding = NamedSharding(with_auto_axes(mesh), corrected)
     return _constrained(x, sharding)
+
+
+def _has_no_devices(mesh: AnyMesh) -> bool:
+    """Returns whether there are none behind a mesh, nor a shard_map around."""
+    is_abstract = isinstance(mesh, AbstractMesh) and not mesh.manual_axes
+    return is_abstract and compat.mesh_that_was_set() is None
 
 
 def without_mapped_axes(spec: Iterable[Any]) -> PartitionSpec:

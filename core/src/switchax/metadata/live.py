@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from switchax.axes import NOT_GIVEN, AxisType
-from switchax.sharding import AnyMesh, current_mesh
+from switchax.checks import brief, fail_value
+from switchax.sharding import AnyMesh, current_mesh, flat_names
 
 if TYPE_CHECKING:
     from switchax.partition import PartitionAxis, PartitionManager
@@ -40,7 +41,12 @@ class Live:
 
 
 def _sequence_axis(metadata: OperationMetadata) -> AxisType:
-    return metadata.partition_axis.sequence_parallel_axis
+    axis = metadata.partition_axis.sequence_parallel_axis
+    names = list(flat_names(axis))
+    if len(set(names)) < len(names):
+        where, got = type(metadata).__name__, f"sequence_parallel_axis={brief(axis)}"
+        raise fail_value(where, "different mesh axes", got, "name each axis once")
+    return axis
 
 
 def _partition_axis(metadata: OperationMetadata) -> PartitionAxis:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import jax
+import numpy as np
 from jax.typing import DTypeLike
 
 from switchax.axes import NOT_GIVEN, AxisType
@@ -78,7 +79,8 @@ class OperationMetadata:
             when this is made.
 
     Raises:
-        TypeError: For a value of another type: no floating dtype, an unhashable config.
+        TypeError: For a value of another type: no floating dtype, an unhashable config,
+            a `base_config` that is itself metadata (see `replace`), a str or a list.
         ValueError: For an unknown platform or backend (with the near miss), or fields
             that contradict each other: partition_axis and partition_manager,
             platform and backend.
@@ -114,6 +116,7 @@ class OperationMetadata:
 
     def _read_config(self, given: dict[str, Any]) -> Mapping[str, str]:
         """Fills in what was left out; returns what the caller calls each field."""
+        _check_config(type(self).__name__, "base_config", self.base_config)
         labels = dict(_NAMES)
         pair = ("partition_axis", "partition_manager")
         paired = any(given[name] is not NOT_GIVEN for name in pair)
@@ -178,13 +181,7 @@ class OperationMetadata:
         known = [field.name for field in dataclasses.fields(cls)]
         known.remove("base_config")
         check_keywords(where, overrides, known)
-        if isinstance(config, OperationMetadata):
-            got, todo = f"config={brief(config)}", "use its replace"
-            raise fail_type(where, "a model's configuration", got, todo)
-        if config is None or isinstance(config, _NO_CONFIGS):
-            got = f"config={brief(config)}"
-            todo = "pass the model's configuration, or a mapping"
-            raise fail_type(where, "an object or a mapping", got, todo)
+        _check_config(where, "config", config)
         return cls(base_config=config, **overrides)
 
     def replace(self, **updates: Any) -> Self:
@@ -192,8 +189,8 @@ class OperationMetadata:
 
         Args:
             **updates: Fields and their values; None is the default. partition_axis or
-                partition_manager takes the place of both, platform or backend
-                likewise if they would contradict each other.
+                partition_manager takes the place of both. So does backend, or a
+                platform that is a device, where both name devices.
 
         Raises:
             TypeError: For an unknown field, or a value of another type.
@@ -207,12 +204,13 @@ class OperationMetadata:
         known.remove("base_config")  # what it says is in the fields already
         check_keywords(where, updates, known)
         kept = {n: vars(self)[_SLOTS.get(n, n)] for n in known}
-        pairs = [("partition_axis", "partition_manager")]
-        if self.platform in fields.DEVICES:
-            pairs.append(("platform", "backend"))
-        for pair in pairs:
-            if any(name in updates for name in pair):
-                kept = {n: value for n, value in kept.items() if n not in pair}
+        partition = {"partition_axis", "partition_manager"}
+        dropped = set() if partition.isdisjoint(updates) else partition
+        if "backend" in updates and fields.is_device(self.platform):
+            dropped = {*dropped, "platform"}
+        if "platform" in updates and fields.is_device(updates["platform"]):
+            dropped = {*dropped, "backend"}
+        kept = {n: value for n, value in kept.items() if n not in dropped}
         copy = type(self)(**{**kept, **updates})
         for name, value in self._own_attributes().items():
             if name not in known:
@@ -477,7 +475,8 @@ class OperationMetadata:
         return _restored, (type(self), state)
 
 
-_NO_CONFIGS = (str, bytes, int, float, complex, list, set, frozenset)
+_NO_CONFIGS: tuple[type, ...] = (str, bytes, bytearray, int, float, complex)
+_NO_CONFIGS += (np.generic, np.ndarray, jax.Array, list, set, frozenset)
 _LIVE = ("sequence_axis_name", "partition_axis", "partition_manager", "mesh")
 _SLOTS: Mapping[str, str] = types.MappingProxyType(
     {name: f"_{name}" if name in _LIVE else name for name in CONFIG_NAMES}
@@ -491,6 +490,15 @@ _COMPARED = tuple(
     if name not in ("partition_manager", "operation_configs", "mesh")
 )
 _KEPT = frozenset({*_SLOTS.values(), *_UNCOMPARED})
+
+
+def _check_config(where: str, label: str, config: Any) -> None:
+    got = f"{label}={brief(config)}"
+    if isinstance(config, OperationMetadata):
+        raise fail_type(where, "a model's configuration", got, "use its replace")
+    if config is None or isinstance(config, _NO_CONFIGS) or type(config) is tuple:
+        todo = "pass the model's configuration, or a mapping"
+        raise fail_type(where, "an object or a mapping", got, todo)
 
 
 def _restored(cls: type[OperationMetadata], state: dict[str, Any]) -> OperationMetadata:

@@ -207,6 +207,8 @@ class PartitionAxis:
             generation_axis_rule: The same for the modes decode and insert, except that
                 a field means just itself. Left out, `axis_rule` holds.
             override: Whether the name may be known already, as a token or registered.
+                "_" stays what is never split, and what is traced already stays as it
+                is; `axis_rules` traces again.
 
         Raises:
             TypeError: For a name or rule of another type.

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from switchax.axes import MODE_DECODE, MODE_TRAIN, NOT_GIVEN, DynamicShardingAxes
 from switchax.checks import brief, check_keywords, fail_type, fail_value
 from switchax.errors import house_message
-from switchax.sharding import constrain, shape_of
+from switchax.sharding import constrain, is_shape, shape_of
 
 from . import context
 from .axis import PartitionAxis
@@ -252,17 +252,21 @@ def _axes_and_mode(axes: Any, mode: Any, dynamic_axes: Any) -> tuple[Any, Any]:
         got = f"dynamic_axes={brief(preset)}"
         todo = "pass a preset of switchax.axes, its class or an instance"
         raise fail_type("resolve", "a DynamicShardingAxes", got, todo)
-    if isinstance(preset, type) and not hasattr(preset, "axes"):
-        preset = preset()  # no preset but the base class, which says what is missing
+    if isinstance(preset, type) and not (
+        hasattr(preset, "axes") and hasattr(preset, "mode")
+    ):
+        preset = preset()  # no preset, as the base class, which says what is missing
     return preset.axes, preset.mode
 
 
 def _runtime_mode(mode: Any, shape: Any) -> Any:
     if not isinstance(mode, int | np.integer):
         return mode
+    todo = "pass shape=x.shape, or a runtime mode"
     if _is_absent(shape):
-        todo = "pass shape=x.shape, or a runtime mode"
         raise fail_value("resolve", "a shape", f"mode={mode!r} without", todo)
+    if not is_shape(shape):
+        raise fail_type("resolve", "a shape", f"shape={brief(shape)}", todo)
     lengths: Sequence[Any] = tuple(shape)
     mode = int(mode)
     if not -len(lengths) <= mode < len(lengths):
@@ -343,12 +347,13 @@ def known_mesh_axes(paxis: PartitionAxis | None = None) -> frozenset[Any]:
     """Returns the names that a mesh may lack without anything being wrong.
 
     Args:
-        paxis: Whose fields; None is the current manager's, else the default's.
+        paxis: Whose fields; None is the current manager's, else the default's. One
+            that was only made is nobody's choice for calls that do not name it.
 
     Returns:
         Those of its fields, and those in the rules of registered axes.
     """
     if paxis is None:
-        manager = get_partition_manager()
+        manager = get_current_partition_manager()
         paxis = PartitionAxis() if manager is None else manager.paxis
     return paxis.mesh_axes | current_rules().names

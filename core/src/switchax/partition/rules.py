@@ -197,10 +197,10 @@ def _checked(where: str, rule: AxisRule) -> AxisRule:
 def _frozen(where: str, rule: Any) -> Any:
     if isinstance(rule, list | tuple):
         return tuple(_frozen(where, member) for member in rule)
-    if rule == "":
-        todo = "None says that it is never split"
-        raise fail_value(where, "a rule", "an empty name", todo)
     if rule is None or (isinstance(rule, str | int) and not isinstance(rule, bool)):
+        if rule == "":
+            todo = "None says that it is never split"
+            raise fail_value(where, "a rule", "an empty name", todo)
         return rule
     got = f"{brief(rule)}"
     todo = "pass a token, a field of PartitionAxis, a mesh axis, or a tuple of those"
