@@ -58,26 +58,66 @@ class Programs:
             cotangents: By field of `AttentionOutput`; 0 for those that are left out.
             **asked: `return_lse`, `return_weights`.
         """
+        _, result, gradients = self._derived(
+            operation, drawn, None, names, cotangents, asked
+        )
+        return on_host(result), gradients
+
+    def outputs_and_gradients(
+        self,
+        operation: BaseOperation,
+        drawn: Drawn,
+        plainly: Mapping[str, bool],
+        names: Iterable[str],
+        cotangents: Mapping[str, Any],
+        **asked: bool,
+    ) -> tuple[AttentionOutput, AttentionOutput, dict[str, Any]]:
+        """Returns what `outputs` and `gradients` do, from one program for both.
+
+        It is compiled in little more than the time of the latter.
+
+        Args:
+            operation: The operation.
+            drawn: The call.
+            plainly: `return_lse`, `return_weights` of the outputs.
+            names: The arguments to differentiate.
+            cotangents: See `gradients`.
+            **asked: `return_lse`, `return_weights` of what is differentiated.
+        """
+        plain, result, gradients = self._derived(
+            operation, drawn, dict(plainly), names, cotangents, asked
+        )
+        return on_host(plain), on_host(result), gradients
+
+    def _derived(
+        self,
+        operation: BaseOperation,
+        drawn: Drawn,
+        plainly: dict[str, bool] | None,
+        names: Iterable[str],
+        cotangents: Mapping[str, Any],
+        asked: dict[str, bool],
+    ) -> Any:
         names = tuple(names)
 
         def build() -> Callable[..., Any]:
             def run(floats: Any, rest: Any, cotangents: Any) -> Any:
-                def outputs(floats: Any) -> Any:
+                def outputs(floats: Any, asked: dict[str, bool]) -> Any:
                     return operation(**floats, **rest, **drawn.options, **asked)
 
-                result, pull = jax.vjp(outputs, floats)
+                plain = None if plainly is None else outputs(floats, plainly)
+                result, pull = jax.vjp(lambda f: outputs(f, asked), floats)
                 zeros = jax.tree.map(jnp.zeros_like, result)
-                return result, pull(zeros._replace(**cotangents))[0]
+                return plain, result, pull(zeros._replace(**cotangents))[0]
 
             return jitted(run)
 
-        of = (asked, names, sorted(cotangents))
+        of = (plainly, asked, names, sorted(cotangents))
         program = self._program("gradients", operation, drawn, of, build)
         arrays = traced(drawn)
         floats = {name: arrays.pop(name) for name in names}
         given = {field: jnp.asarray(array) for field, array in cotangents.items()}
-        result, gradients = program(floats, arrays, given)
-        return on_host(result), gradients
+        return program(floats, arrays, given)
 
     def _program(
         self,

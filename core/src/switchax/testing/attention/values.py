@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -41,16 +42,54 @@ __all__ = [
 # Kernels work on blocks of a power of two, of this size at most.
 _BLOCK = 128
 
+# How a call asks for further outputs, and what their derivatives are declared as.
+_FIELDS = {"return_lse": "lse", "return_weights": "attention_weights"}
+_DERIVED = {"lse": "lse", "attention_weights": "weights"}
+
 
 def check_value(subject: Subject) -> Finding:
     """Output, lse and weights; then the value under autodiff, and each gradient."""
     drawn = subject.draw()
     expected = drawn.oracle()
-    found = asking(subject, drawn)
-    findings = outputs(subject, found, expected)
+    names = subject.derived(drawn)
+    if 0 in drawn.arrays["query"].shape:
+        names = []
+    whole = _at_once(subject, drawn, names) if names else None
+    plain = asking(subject, drawn) if whole is None else whole[0]
+    findings = outputs(subject, plain, expected)
     if worst(findings).is_wrong:
         return _blamed_on_lengths(subject, worst(findings))
-    return worst([*findings, *_gradients(subject, drawn, found, expected)])
+    if not names:
+        return worst(findings)
+    if whole is None:
+        given, asked = _what_to_derive(subject, drawn, _fields_there(plain))
+        try:
+            derived = subject.programs.gradients(
+                subject.operation, drawn, names, given, **asked
+            )
+        except UnsupportedError as error:
+            return subject.refused(f"derivatives of {', '.join(names)}", error, "R11")
+        whole = plain, given, *derived
+    return worst([*findings, *_gradients(subject, drawn, whole, expected)])
+
+
+# Outputs, the cotangents, outputs under autodiff, and gradients.
+_Whole: TypeAlias = tuple[
+    AttentionOutput, dict[str, Any], AttentionOutput, dict[str, Any]
+]
+
+
+def _at_once(subject: Subject, drawn: Drawn, names: list[str]) -> _Whole | None:
+    """Outputs and gradients from one program, or None where one of them raises."""
+    fields = [_FIELDS[name] for name in subject.asked]
+    given, asked = _what_to_derive(subject, drawn, fields)
+    try:
+        plain, output, gradients = subject.programs.outputs_and_gradients(
+            subject.operation, drawn, subject.asked, names, given, **asked
+        )
+    except Exception:  # asked again one by one, it is told by the part that raises
+        return None
+    return plain, given, output, gradients
 
 
 def _blamed_on_lengths(subject: Subject, finding: Finding) -> Finding:
@@ -68,28 +107,27 @@ def _blamed_on_lengths(subject: Subject, finding: Finding) -> Finding:
     return dataclasses.replace(finding, rule="R1")
 
 
+def _fields_there(plain: AttentionOutput) -> list[str]:
+    return [name for name in _DERIVED if getattr(plain, name) is not None]
+
+
+def _what_to_derive(
+    subject: Subject, drawn: Drawn, fields: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, bool]]:
+    """Cotangents of the output and of those fields that have a declared derivative.
+
+    Beside them, how a call asks for these fields.
+    """
+    declared = subject.capabilities.differentiable
+    derived = [name for name in fields if _DERIVED[name] in declared]
+    given = cotangents(subject.call, drawn, ["attention_outputs", *derived])
+    return given, {ask: True for ask, name in _FIELDS.items() if name in derived}
+
+
 def _gradients(
-    subject: Subject, drawn: Drawn, plain: AttentionOutput, expected: Any
+    subject: Subject, drawn: Drawn, whole: _Whole, expected: Any
 ) -> list[Finding]:
-    capabilities, names = subject.capabilities, subject.derived(drawn)
-    if not names or 0 in drawn.arrays["query"].shape:
-        return []
-    fields = {"attention_outputs": "output", "lse": "lse"}
-    fields["attention_weights"] = "weights"
-    derived = [
-        field
-        for field, name in fields.items()
-        if getattr(plain, field) is not None
-        and (name == "output" or name in capabilities.differentiable)
-    ]
-    asked = {f"return_{fields[field]}": True for field in derived[1:]}
-    given = cotangents(subject.call, drawn, derived)
-    try:
-        found, gradients = subject.programs.gradients(
-            subject.operation, drawn, names, given, **asked
-        )
-    except UnsupportedError as error:
-        return [subject.refused(f"derivatives of {', '.join(names)}", error, "R11")]
+    _, given, found, gradients = whole
     output = found.attention_outputs
     wanted, slack = gradients_of(subject, drawn, given, output)
     rule = "R11" if subject.rule not in ("R6", "R7") else ""
@@ -97,7 +135,7 @@ def _gradients(
     findings = [
         subject.measure("output under autodiff", output, expected.output, rule=rule)
     ]
-    for name in names:
+    for name in subject.derived(drawn):
         gradient = gradients[name]
         if gradient.dtype != drawn.arrays[name].dtype:
             text = f"d_{name} is of dtype {gradient.dtype}"
