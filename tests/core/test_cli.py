@@ -365,7 +365,7 @@ def test_doctor_shows_that_jax_cannot_start(run, monkeypatch):
 
     monkeypatch.setattr(diagnosis.jax, "devices", fail)
     result = run("doctor")
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert "JAX cannot start: TypeError: of some backend" in result.stdout
     assert "all well" not in result.stdout
 

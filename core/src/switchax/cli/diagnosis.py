@@ -44,7 +44,7 @@ def diagnose() -> dict[str, Any]:
     Returns:
         Data for JSON, in the order in which it is shown; "healthy" says whether no
         plugin failed or brought nothing, no name is contested, no setting is wrong,
-        and there is an operation.
+        there is an operation, and JAX starts.
     """
     sources, settings = setting_sources(), _right_settings()
     plugins = [describe_plugin(record) for record in ensure_loaded(settings).values()]
@@ -53,7 +53,8 @@ def diagnose() -> dict[str, Any]:
     wrong = _wrong_settings(sources, settings, target)
     failed = any(plugin["status"] == "failed" for plugin in plugins)
     empty = _empty_plugins()
-    usable = bool(registrations.entries())
+    devices = _devices()
+    usable = bool(registrations.entries()) and not devices["problem"]
     return {
         "healthy": usable and not (failed or names or wrong or empty),
         "operations": len(registrations.entries()),
@@ -69,7 +70,7 @@ def diagnose() -> dict[str, Any]:
         "wrong_settings": wrong,
         "notes": [*_unknown_plugins(plugins, settings), *_unknown_hooks()],
         "damaged_files": damaged_files(),
-        "devices": _devices(),
+        "devices": devices,
     }
 
 

@@ -24,7 +24,7 @@ def doctor(ctx: click.Context, as_json: bool, verbose: bool) -> None:
     """Check plugins, names, settings and devices.
 
     Exits 1 if a plugin failed or brings nothing, a name is contested, a setting is
-    wrong, or no operation is installed.
+    wrong, no operation is installed, or JAX cannot start.
     """
     with stdout_kept():
         load()
