@@ -23,13 +23,12 @@ from .turns import check_at_once, check_in_turn
 from .values import (
     check_accumulation,
     check_alone,
-    check_dropout,
     check_effect,
-    check_hidden,
     check_lse,
     check_value,
     check_weights,
 )
+from .weights import check_dropout, check_hidden
 
 __all__ = ["CHECKS"]
 
