@@ -582,6 +582,25 @@ def test_replace_takes_the_later_of_two_devices():
         both.replace(platform="cpu", backend="cuda")
 
 
+def test_replace_keeps_the_config_that_attributes_come_from():
+    metadata = OperationMetadata(base_config={"attn_block": 128, "platform": "jax"})
+    again = metadata.replace(backend="cpu", platform=None)
+    again.set_attrs_carefully("block", 64, "attn_block")
+    assert (again.block, again.platform, again.backend) == (128, None, "cpu")
+
+
+def test_what_a_subclass_makes_of_fields_is_made_anew_by_replace():
+    class Mine(OperationMetadata):
+        def __post_init__(self):
+            super().__post_init__()
+            object.__setattr__(self, "bits", self.runtime_dtype.itemsize * 8)
+
+    metadata = Mine(runtime_dtype="float16")
+    metadata.set_attrs_carefully("block", 64)
+    again = metadata.replace(runtime_dtype="float32")
+    assert (again.bits, again.block) == (32, 64)
+
+
 def test_it_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         FULL.backend = "tpu"

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import copy
 import dataclasses
+import enum
 import functools
 import hashlib
 import json
@@ -60,6 +61,17 @@ from switchax.partition.rules import current_rules
 from switchax.sharding import constrain
 
 P = PartitionSpec
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class PagedAxis(PartitionAxis):
+    page_axis: str | None = None
+
+
+class PagedManager(PartitionManager):
+    pass
+
+
 FIELDS = [field.name for field in dataclasses.fields(PartitionAxis)]
 
 # Measured on eformer 0.0.101 with jax 0.10.2.
@@ -844,6 +856,78 @@ def test_a_copied_context_is_refused_where_its_trace_would_be_taken_for_another(
         pytest.raises(RuntimeError, match=message),
     ):
         pool.submit(copied.run, traced).result()
+
+
+@pytest.fixture
+def laid_out():
+    """A jitted function that lays out by the manager of the context."""
+    return jax.jit(
+        lambda x: apply_logical_sharding(x, axes=[BATCH, EMBED], mode=MODE_TRAIN)
+    )
+
+
+@pytest.mark.parametrize("inner", ["enters", "computes"])
+def test_a_copied_context_within_a_block_leaves_the_block_as_it_was(
+    inner, eight, laid_out
+):
+    x, copied = jnp.ones((8, 8)), contextvars.copy_context()
+
+    def guest():
+        with PartitionManager(PartitionAxis()):
+            if inner == "computes":
+                assert laid_out(x).sharding.spec == P("dp", "tp")
+
+    with jax.set_mesh(eight("dp", "tp")):
+        with PartitionManager(PartitionAxis(hidden_state_axis=None)) as manager:
+            copied.run(guest)
+            assert laid_out(x).sharding.spec == P("dp")
+            assert get_current_partition_manager() is manager
+
+
+def test_who_asks_outside_of_a_trace_is_found_by_the_next_one(eight, laid_out):
+    """A manager was made since, by a task that has ended."""
+    x = jnp.ones((8, 8))
+
+    async def another():
+        PartitionManager(PartitionAxis(hidden_state_axis=None))
+        assert laid_out(x).sharding.spec == P("dp")
+
+    with jax.set_mesh(eight("dp", "tp")):
+        manager = PartitionManager(PartitionAxis())
+        assert laid_out(x).sharding.spec == P("dp", "tp")
+        asyncio.run(another())
+        assert get_partition_manager() is manager
+        assert laid_out(x).sharding.spec == P("dp", "tp")
+        assert jax.jit(lambda x: laid_out(x) + 1)(x).sharding.spec == P("dp", "tp")
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda x: x.replace(),
+        lambda x: pickle.loads(pickle.dumps(x)),
+        copy.deepcopy,
+        lambda x: type(x).from_json(x.to_json()),
+    ],
+    ids=["replace", "pickle", "copy", "json"],
+)
+def test_a_subclass_stays_what_it_is(again):
+    for axis in (PagedAxis(page_axis="sp"), PagedAxis(batch_axis="dp")):
+        assert again(axis) == axis
+        assert type(again(axis)) is PagedAxis
+        assert again(axis).page_axis == axis.page_axis
+        assert axis != PartitionAxis(batch_axis=axis.batch_axis)
+        assert axis.replace(page_axis="tp").page_axis == "tp"
+    manager = PagedManager(PartitionAxis(batch_axis="dp"))
+    assert again(manager) == manager
+    assert type(again(manager)) is PagedManager
+
+
+def test_a_field_may_be_a_member_of_an_enumeration():
+    name = enum.Enum("Name", {"TP": "model"}, type=str).TP
+    axis = PartitionAxis(tensor_parallel_axis=name, batch_axis=(name, "dp"))
+    assert [type(n) for n in (axis.head_axis, *axis.batch_axis)] == [str] * 3
+    assert type(axis.resolve_spec([HEAD], MODE_TRAIN)[0]) is str
 
 
 @pytest.mark.parametrize("where", ["task", "copied"])

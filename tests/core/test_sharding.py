@@ -1,6 +1,7 @@
 """Correcting specs, and laying arrays out by them on eight CPU devices."""
 
 import contextlib
+import functools
 import json
 import math
 import re
@@ -571,6 +572,71 @@ def test_what_grad_and_vmap_run_at_once_is_eager_to_an_abstract_mesh(kind):
             np.testing.assert_array_equal(jax.grad(squares)(x), 2 * x)
             each = jax.vmap(lambda row: constrain(row, P("dp"), mesh))(x)
             np.testing.assert_array_equal(each, x)
+
+
+@pytest.mark.parametrize("how", [jax.jit, jax.grad, jax.vmap])
+def test_another_mesh_than_the_one_set_is_refused_where_that_is_traced(how):
+    devices = np.array(jax.devices()).reshape(2, 2, 2)
+    first, second = (Mesh(d, ("dp", "tp"), axis_types=(AUTO,) * 2) for d in devices)
+    x = jnp.ones((4, 8))
+    with jax.set_mesh(first), pytest.raises(ValueError, match="mesh that is set"):
+        how(lambda x: constrain(x, P("dp"), second).sum())(x)
+    with jax.set_mesh(first):
+        assert lies_as(constrain(x, P("dp"), second), second, P("dp"))
+        same = Mesh(first.devices, ("dp", "tp"), axis_types=(AUTO,) * 2)
+        np.testing.assert_array_equal(
+            how(lambda x: constrain(x, P(), same).sum())(x), how(lambda x: x.sum())(x)
+        )
+
+
+def test_what_nothing_splits_follows_the_others_onto_the_mesh():
+    """Committed elsewhere: no computation takes it beside what lies on the mesh."""
+    mesh, x = make_mesh("dp2_sp2_tp2"), jnp.ones((1, 3))
+    with jax.set_mesh(mesh):
+        assert constrain(x, P("dp", "tp")) is x
+        there = jax.device_put(x, jax.devices()[0])
+        assert lies_as(constrain(there, P("dp", "tp")), mesh, P())
+        split = jax.device_put(jnp.ones((8, 3)), NamedSharding(mesh, P("sp")))
+        assert constrain(split, P(None, "tp")) is split
+
+
+@pytest.mark.parametrize("operation", ["vanilla", "sdpa", "chunked"])
+@pytest.mark.parametrize("beside", ["bias", "mask", "one kv head"])
+def test_operands_committed_to_one_device_are_all_moved(operation, beside):
+    there = functools.partial(jax.device_put, device=jax.devices()[0])
+    batch, kv_heads = (1, 1) if beside == "one kv head" else (2, 4)
+    query = there(jnp.ones((batch, 4, 4, 8)))
+    key = value = there(jnp.ones((batch, 4, kv_heads, 8)))
+    given = {}
+    if beside in ("bias", "mask"):
+        dtype = bool if beside == "mask" else "float32"
+        given[beside] = there(jnp.ones((1, 1, 4, 4), dtype))
+    alone = switchax.attention(query, key, value, operation=operation, **given)
+    mesh = jax.make_mesh((2, 4), ("dp", "tp"), (AUTO,) * 2)
+    metadata = switchax.OperationMetadata(mesh=mesh)
+    args = {"operation": operation, "metadata": metadata, **given}
+    found = switchax.attention(query, key, value, **args)
+    np.testing.assert_allclose(found, alone, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"spec": 5}, TypeError),
+        ({"spec": "dp"}, ValueError),
+        ({"spec": P("dp", "dp")}, ValueError),
+        ({"spec": P("dp"), "partition_axis": 5}, TypeError),
+    ],
+)
+def test_what_is_refused_on_a_mesh_is_refused_without(given, error):
+    with pytest.raises(error):
+        constrain(jnp.ones((2, 2)), **given)
+
+
+@pytest.mark.parametrize("shape", [({},), np.ones((2, 2)), (1.0,), 3, "ab"])
+def test_what_is_no_shape_is_refused(shape):
+    with pytest.raises(TypeError, match="a shape"):
+        correct_spec(P("dp"), shape)
 
 
 def test_a_partition_axis_that_is_none_is_refused():

@@ -276,11 +276,11 @@ def use(operation: Any = None, /, **values: Any) -> Iterator[Settings]:
             )
     parsed = {name: _parse(name, value, "use") for name, value in values.items()}
     outer = _used.peek()
-    _used.set(tuple(sorted({**dict(outer), **parsed}.items())))
+    block = _used.enter(tuple(sorted({**dict(outer), **parsed}.items())))
     try:
         yield current_settings()
     finally:
-        _used.set(outer)
+        _used.leave(block, outer)
 
 
 def note_discovery(done: bool) -> None:

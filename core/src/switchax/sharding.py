@@ -226,7 +226,8 @@ def is_shape(shape: Any) -> bool:
     """Whether it is a sequence of lengths, which may be symbolic."""
     none = str, bytes, float, type(None)
     return isinstance(shape, Sequence | np.ndarray) and not (
-        isinstance(shape, str | bytes) or any(isinstance(n, none) for n in shape)
+        isinstance(shape, str | bytes)
+        or any(isinstance(n, none) or not isinstance(n, Hashable) for n in shape)
     )
 
 
@@ -351,9 +352,10 @@ def constrain(
     Inside jit this constrains the partitioner, or reshards where axes are explicit;
     outside it moves the array. Inside shard_map only the axes that are not manual
     matter, and inside vmap those over which what is mapped is not split already.
-    Without a mesh, x comes back as it is; so it does where that leaves nothing of a
-    spec that asked for something, and, outside of jit, on an abstract mesh, which has
-    no devices.
+    Without a mesh, x comes back as it is; so it does, outside of jit, on an abstract
+    mesh, which has no devices, and where that leaves nothing of a spec that asked for
+    something, unless x is committed to other devices. Under grad or vmap alone nothing
+    moves: there, as for JAX's own constraint, x must be free to move or on the mesh.
 
     Args:
         x: An array of any shape.
@@ -367,8 +369,9 @@ def constrain(
         The array, [*x.shape].
 
     Raises:
-        TypeError: If x is no array or mesh is no mesh.
-        ValueError: See `correct_spec`.
+        TypeError: If x is no array or mesh is no mesh; see `correct_spec`.
+        ValueError: See `correct_spec`; also for a mesh whose devices are not those of
+            the one that is set, where that is traced.
 
     Example:
         >>> with jax.set_mesh(mesh):
@@ -377,8 +380,12 @@ def constrain(
     shape = shape_of("shard", x)
     mesh = _checked_mesh("shard", mesh)
     if mesh is None:
+        correct_spec(spec, shape, partition_axis=partition_axis)  # what it refuses
         return x
     context = jax.sharding.get_abstract_mesh()
+    is_eager = not isinstance(x, jax.core.Tracer) and not compat.is_tracing()
+    if not is_eager:
+        _check_devices(mesh)
     is_in_force = not context.empty and context.shape == mesh.shape
     corrected = correct_spec(
         spec,
@@ -388,9 +395,9 @@ def constrain(
     )
     corrected = without_mapped_axes(corrected)
     asks = any(True for entry in spec or () for _ in flat_names(entry))
-    if asks and corrected == _WHOLE:
+    if asks and corrected == _WHOLE and not (is_eager and _is_elsewhere(x, mesh)):
         return x
-    if not isinstance(x, jax.core.Tracer) and not compat.is_tracing():
+    if is_eager:
         return _place(x, corrected, mesh)
     if not compat.is_staged() and _has_no_devices(mesh):
         return x  # grad or vmap alone, which run at once
@@ -398,6 +405,27 @@ def constrain(
         return _constrain_in_context(x, corrected, context)
     sharding = NamedSharding(with_auto_axes(mesh), corrected)
     return _constrained(x, sharding)
+
+
+def _check_devices(mesh: AnyMesh) -> None:
+    """Raises where a program under `jax.set_mesh` cannot have the mesh's devices."""
+    known = compat.mesh_that_was_set()
+    if known is None or not isinstance(mesh, Mesh):
+        return
+    if list(known.devices.flat) != list(mesh.devices.flat):
+        got = f"a mesh of {mesh.devices.size} others or in another order"
+        todo = "leave mesh out, or set that one with jax.set_mesh"
+        raise fail_value("shard", "the devices of the mesh that is set", got, todo)
+
+
+def _is_elsewhere(x: Any, mesh: AnyMesh) -> bool:
+    """Returns whether an array is held on devices that are not those of the mesh.
+
+    Beside arrays that are laid out on it, no computation would take it.
+    """
+    if not isinstance(x, jax.Array) or not isinstance(mesh, Mesh):
+        return False
+    return bool(x.committed) and x.sharding.device_set != frozenset(mesh.devices.flat)
 
 
 def _has_no_devices(mesh: AnyMesh) -> bool:

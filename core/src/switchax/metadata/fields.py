@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import types
 from collections.abc import Callable, Mapping
@@ -83,10 +84,10 @@ def _dtype(where: str, label: str, value: Any) -> np.dtype[Any]:
             got = f"{label}={value[:40]!r}{near_miss(value[:40], _FLOATS)}"
             raise fail_type(where, "a floating dtype", got, f"pass one of {known}")
     else:
-        try:
-            name = np.dtype(value).name
-        except (TypeError, ValueError):
-            name = ""
+        name = ""
+        if isinstance(value, type | np.dtype):  # and no array, which has one
+            with contextlib.suppress(TypeError, ValueError):
+                name = np.dtype(value).name
         if name not in _DTYPES:
             got = f"{label}={brief(value)}"
             raise fail_type(where, "a floating dtype", got, f"pass one of {known}")

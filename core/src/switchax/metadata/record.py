@@ -210,10 +210,11 @@ class OperationMetadata:
             dropped = {*dropped, "platform"}
         if "platform" in updates and fields.is_device(updates["platform"]):
             dropped = {*dropped, "backend"}
-        kept = {n: value for n, value in kept.items() if n not in dropped}
-        copy = type(self)(**{**kept, **updates})
+        # None, since what is left out would be read from base_config.
+        given = {**kept, **dict.fromkeys(dropped), **updates}
+        copy = type(self)(**given, base_config=self.base_config)
         for name, value in self._own_attributes().items():
-            if name not in known:
+            if name not in vars(copy):  # else a subclass has made it anew
                 object.__setattr__(copy, name, value)
         return copy
 
@@ -342,8 +343,8 @@ class OperationMetadata:
         """Returns this metadata as JSON data, without the mesh and `base_config`.
 
         Returns:
-            Every other field that was given, dtypes by name; configs with the name of
-            their operation.
+            Every other field that was given, and `runtime_softmax_dtype`; dtypes by
+            name, configs with the name of their operation.
 
         Raises:
             TypeError: If a config, or an attribute of one's own, is no JSON data.

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 from jax.sharding import PartitionSpec
@@ -132,13 +132,16 @@ class PartitionAxis:
                 if value != default:
                     given[name] = value
             object.__setattr__(self, name, value)
+        for field in dataclasses.fields(self):
+            if field.name not in _DEFAULTS:  # a subclass's own
+                given[field.name] = getattr(self, field.name)
         object.__setattr__(self, "_given", tuple(given.items()))
         object.__setattr__(self, "_hash", hash(tuple(given.items())))
         leaves = (n for f in _DEFAULTS for n in flat_names(getattr(self, f)))
         object.__setattr__(self, "_mesh_axes", frozenset(leaves))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PartitionAxis):
+        if not isinstance(other, PartitionAxis) or type(self) is not type(other):
             return NotImplemented
         return self is other or self._given_items() == other._given_items()
 
@@ -147,11 +150,11 @@ class PartitionAxis:
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self._given_items())
-        return f"PartitionAxis({given})"
+        return f"{type(self).__name__}({given})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A hash of strings differs from process to process, so it is made again.
-        return _from_given, (self._given_items(),)
+        return _from_given, (type(self), self._given_items())
 
     def _given_items(self) -> tuple[tuple[str, AxisType], ...]:
         return vars(self)["_given"]  # type: ignore[no-any-return]
@@ -166,7 +169,7 @@ class PartitionAxis:
         """The names of the fields, in order."""
         return tuple(_DEFAULTS)
 
-    def replace(self, **updates: Any) -> PartitionAxis:
+    def replace(self, **updates: Any) -> Self:
         """Returns a copy with other values.
 
         A replaced mesh name reaches every field that is derived from it. `NOT_GIVEN`
@@ -182,8 +185,8 @@ class PartitionAxis:
             >>> PartitionAxis().replace(sequence_parallel_axis="cp").key_sequence_axis
             'cp'
         """
-        check_keywords("PartitionAxis.replace", updates, tuple(_DEFAULTS))
-        return PartitionAxis(**{**dict(self._given_items()), **updates})
+        check_keywords("PartitionAxis.replace", updates, tuple(_fields(type(self))))
+        return type(self)(**{**dict(self._given_items()), **updates})
 
     @classmethod
     def register(
@@ -196,7 +199,8 @@ class PartitionAxis:
     ) -> None:
         """Gives a semantic axis of one's own a meaning, for the whole process.
 
-        Within `axis_rules` it holds for that scope only. Thread-safe.
+        Within `axis_rules` it holds for that scope only. Thread-safe. What is traced
+        already stays as it is, likewise after `unregister`; `axis_rules` traces again.
 
         Args:
             semantic_axis: The name; surrounding space is stripped.
@@ -206,9 +210,8 @@ class PartitionAxis:
                 name is literally a mesh axis.
             generation_axis_rule: The same for the modes decode and insert, except that
                 a field means just itself. Left out, `axis_rule` holds.
-            override: Whether the name may be known already, as a token or registered.
-                "_" stays what is never split, and what is traced already stays as it
-                is; `axis_rules` traces again.
+            override: Whether the name may be known already, as a token or registered;
+                "_" stays what is never split.
 
         Raises:
             TypeError: For a name or rule of another type.
@@ -362,7 +365,7 @@ class PartitionAxis:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> PartitionAxis:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Returns the axis that `to_dict` described.
 
         Args:
@@ -377,7 +380,7 @@ class PartitionAxis:
             'model'
         """
         where = "PartitionAxis.from_dict"
-        check_members(where, data, _DEFAULTS)
+        check_members(where, data, _fields(cls))
         try:
             return cls(**data)
         except (TypeError, ValueError, RecursionError) as error:
@@ -395,7 +398,7 @@ class PartitionAxis:
         return json.dumps(self.to_dict(), indent=indent)
 
     @classmethod
-    def from_json(cls, text: str) -> PartitionAxis:
+    def from_json(cls, text: str) -> Self:
         """Returns the axis that `to_json` described; executes nothing.
 
         Args:
@@ -408,23 +411,30 @@ class PartitionAxis:
         return cls.from_dict(read_object("PartitionAxis.from_json", text))
 
 
-_DEFAULTS: Mapping[str, Any] = types.MappingProxyType(
-    {field.name: field.default for field in dataclasses.fields(PartitionAxis)}
-)
+def _fields(cls: type[PartitionAxis]) -> Mapping[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(cls)}
+
+
+_DEFAULTS: Mapping[str, Any] = types.MappingProxyType(_fields(PartitionAxis))
 _MESH_FIELDS = tuple(_DEFAULTS)[:5]
 
 
-def _from_given(given: tuple[tuple[str, AxisType], ...]) -> PartitionAxis:
-    return PartitionAxis(**dict(given))
+def _from_given(cls: type[Any], given: tuple[tuple[str, AxisType], ...]) -> Any:
+    return cls(**dict(given))
 
 
 def _derived(sources: list[AxisType]) -> AxisType:
     return sources[0] if len(sources) == 1 else tuple(flat_names(sources))
 
 
+def _plain(name: Any) -> Any:
+    """Returns the value of an enumeration's member, which is a name."""
+    return str.__str__(name) if isinstance(name, str) else name
+
+
 def _mesh_axes(field: str, value: Any) -> AxisType:
     """Returns the value of a field in one of the forms that it may have."""
-    names = tuple(flat_names(value))
+    names = tuple(map(_plain, flat_names(value)))
     for name in names:
         if name == "":
             todo = "name a mesh axis, or pass None"

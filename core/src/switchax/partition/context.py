@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
-from switchax.trace_key import Current
+from switchax.trace_key import Current, Entry
 
 if TYPE_CHECKING:
     from .manager import PartitionManager
@@ -20,17 +21,21 @@ last_made: Current[PartitionManager | None] = Current(
 )
 scope: Current[Rules | None] = Current("partition", "axis rules", None)
 
+# The blocks of the managers in `entered`, one for each.
+_blocks: ContextVar[tuple[Entry[Any], ...]] = ContextVar("blocks", default=())
+
 
 def enter(manager: PartitionManager) -> None:
     """Makes the manager the current one."""
-    entered.set((*entered.peek(), manager))
+    block = entered.enter((*entered.peek(), manager))
+    _blocks.set((*_blocks.get(), block))
 
 
 def leave(manager: PartitionManager) -> None:
     """Undoes the last `enter` of this manager in this context, if there is one."""
-    stack = entered.peek()
+    stack, blocks = entered.peek(), _blocks.get()
     for at in reversed(range(len(stack))):
         if stack[at] is manager:
-            stack = stack[:at] + stack[at + 1 :]
-            break
-    entered.set(stack)
+            _blocks.set(blocks[:at] + blocks[at + 1 :])
+            entered.leave(blocks[at], stack[:at] + stack[at + 1 :])
+            return

@@ -38,10 +38,12 @@ class PartitionManager:
 
     Current is what was entered in this `contextvars` context: each thread and each
     asyncio task has its own. A manager may be entered again, nested or not. Jitted
-    functions are traced again under another manager, current or made last; in a copied
-    context (`asyncio.to_thread`) it must be entered in the thread itself, else tracing
-    raises, and between `with` and such a call nothing may be awaited. Frozen, hashable,
-    comparable, a static argument of jit, and a pytree without leaves.
+    functions are traced again under another manager, current or made last. In a copied
+    context (`asyncio.to_thread`) tracing raises, and a function that is compiled
+    already keeps its layout, unless it is entered in that thread itself; between `with`
+    and a call of a jitted function nothing may be awaited. The same holds of the one
+    made last, where tasks or copied contexts make others. Frozen, hashable, comparable,
+    a static argument of jit, and a pytree without leaves.
 
     Attributes:
         paxis: What the axes mean.
@@ -72,7 +74,7 @@ class PartitionManager:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return unrecorded_manager, (self.paxis,)
+        return _restored, (type(self), vars(self))
 
     def __enter__(self) -> Self:
         context.enter(self)
@@ -86,11 +88,11 @@ class PartitionManager:
     ) -> None:
         context.leave(self)
 
-    def replace(self, **updates: Any) -> PartitionManager:
+    def replace(self, **updates: Any) -> Self:
         """Returns a copy with another `paxis`.
 
         Args:
-            **updates: `paxis`.
+            **updates: `paxis`, and what a subclass adds.
 
         Raises:
             TypeError: For another name or type.
@@ -98,8 +100,9 @@ class PartitionManager:
         Example:
             >>> manager.replace(paxis=manager.paxis.replace(head_axis=None))
         """
-        check_keywords("PartitionManager.replace", updates, ("paxis",))
-        return PartitionManager(**{"paxis": self.paxis, **updates})
+        known = [field.name for field in dataclasses.fields(self)]
+        check_keywords("PartitionManager.replace", updates, known)
+        return type(self)(**{**{n: getattr(self, n) for n in known}, **updates})
 
     def resolve(
         self,
@@ -228,6 +231,12 @@ def unrecorded_manager(paxis: PartitionAxis) -> PartitionManager:
     """Makes a manager that does not count as the one last made."""
     manager = object.__new__(PartitionManager)
     object.__setattr__(manager, "paxis", paxis)
+    return manager
+
+
+def _restored(cls: type[Any], state: dict[str, Any]) -> Any:
+    manager = object.__new__(cls)
+    vars(manager).update(state)
     return manager
 
 

@@ -157,11 +157,11 @@ def axis_rules(rules: Mapping[str, Any]) -> Iterator[None]:
         raise fail_type(where, "a mapping from name to rule", got, "pass {name: rule}")
     parsed = {_checked_name(where, n): _parsed(where, r) for n, r in rules.items()}
     outer = context.scope.peek()
-    context.scope.set(Rules({**current_rules().axes, **parsed}))
+    block = context.scope.enter(Rules({**current_rules().axes, **parsed}))
     try:
         yield
     finally:
-        context.scope.set(outer)
+        context.scope.leave(block, outer)
 
 
 def _parsed(where: str, rule: Any) -> AxisRule:
