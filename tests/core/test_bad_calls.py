@@ -200,6 +200,11 @@ TYPE = {
         {"query": np.ma.array(np.zeros((B, T, H, D), "float32"))},
         "query, which is a masked array .*pass query.filled",
     ),
+    "masked_wide_bias": (
+        {"bias": np.ma.array(np.zeros(T), mask=[1] + [0] * (T - 1))},
+        "bias, which is a masked array .*pass bias.filled",
+    ),
+    "masked_wide_sinks": ({"softmax_aux": np.ma.zeros(H)}, "softmax_aux, which is a"),
     "masked_mask": ({"mask": np.ma.ones(FULL, dtype=bool)}, "mask, which is a masked"),
     "masked_lengths": ({"kv_lengths": np.ma.array([1, 2])}, "kv_lengths, which is"),
     "masked_offset": ({"causal": True, "q_offset": np.ma.array(1)}, "q_offset, which"),

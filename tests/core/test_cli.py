@@ -583,6 +583,7 @@ WRONG = {
     "explain --q 1,8,8,64 --arg query=float32[2]": "got query twice",
     "explain --arg mode=1 --arg mode=2": "got mode twice",
     "explain --kv 1,8,8,64 --arg query=float32[2]": "--q SHAPE with --kv, got no --q",
+    "explain --dtype float64 --arg query=float32[2]": "--q SHAPE with --dtype",
     "explain --q 1,8,8,64 --target tpu:v9": "target='tpu:v9'",
     "list --target gtu": "target='gtu'",
     "list --jsn": "--json",

@@ -5,6 +5,7 @@ import os
 import threading
 import warnings
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -193,6 +194,54 @@ def test_a_run_matches_the_lock_file_it_wrote(register, tmp_path):
     assert path.read_text() == first
 
 
+def test_a_lock_file_keeps_its_mode_and_a_link_stays_one(tmp_path):
+    link, real = tmp_path / "link.json", tmp_path / "lock.json"
+    link.symlink_to(real)
+    decisions.save(link)
+    umask = os.umask(0)
+    os.umask(umask)
+    assert real.stat().st_mode & 0o777 == 0o666 & ~umask
+    real.chmod(0o640)
+    decisions.save(link)
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == [link.name, real.name]
+
+
+def test_nothing_but_a_file_is_written_over(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(DecisionLockError, match="a file that can be written"):
+            decisions.save(path)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_explain_refuses_what_a_call_or_its_request_would(tmp_path):
+    x = jax.ShapeDtypeStruct((1, 4, 2, 8), "float32")
+    arrays = {"query": x, "key": x, "value": x}
+    request = switchax.explain(**arrays).request
+    metadata = switchax.OperationMetadata
+    assert switchax.explain(request, kind="attention").chosen
+    assert switchax.explain(request, metadata=metadata("float32")).chosen
+    with pytest.raises(ValueError, match="a kind of"):
+        switchax.explain(request, kind="nope")
+    with pytest.raises(ValueError, match="runtime_dtype=float16"):
+        switchax.explain(request, metadata=metadata("float16"))
+    wide = metadata(runtime_softmax_dtype="float64")
+    with pytest.raises(UnsupportedError, match="softmax"):
+        switchax.explain(request, metadata=wide)
+    for configs in ({"nope": 1}, {"vanilla": 1}, {"chunked": 5}):
+        given = metadata(operation_configs=configs)
+        with pytest.raises((ValueError, TypeError), match="operation_configs"):
+            switchax.explain(**arrays, metadata=given)
+    with switchax.use(lock=tmp_path / "none.json"):
+        answer = switchax.explain(request)
+    assert answer.chosen is None
+    assert "expected a readable file" in answer.error
+
+
 def test_another_choice_or_request_does_not_match_the_lock(register, tmp_path):
     path = tmp_path / "lock.json"
     attend()
@@ -252,6 +301,8 @@ def lock_text(rows, form=1):
         lock_text([{**ROW, "request": ["r"]}]).encode()[:-9],
         lock_text([{"request": "r", "target": "t"}]).encode(),
         lock_text([ROW], form=2).encode(),
+        lock_text({}).encode(),
+        lock_text("").encode(),
         None,
     ],
     ids=[
@@ -268,6 +319,8 @@ def lock_text(rows, form=1):
         "torn_row",
         "short_row",
         "other_format",
+        "rows_mapping",
+        "rows_text",
         "folder",
     ],
 )
@@ -320,7 +373,7 @@ def test_saving_where_no_file_can_be_is_one_clear_error(tmp_path, path):
 
 def test_saving_that_fails_leaves_no_file(register, tmp_path, monkeypatch):
     attend()
-    monkeypatch.setattr(decisions.os, "fdopen", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(decisions.Path, "replace", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         decisions.save(tmp_path / "lock.json")
     assert list(tmp_path.iterdir()) == []

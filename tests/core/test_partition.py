@@ -877,11 +877,11 @@ def test_a_copied_context_within_a_block_leaves_the_block_as_it_was(
             if inner == "computes":
                 assert laid_out(x).sharding.spec == P("dp", "tp")
 
-    with jax.set_mesh(eight("dp", "tp")):
-        with PartitionManager(PartitionAxis(hidden_state_axis=None)) as manager:
-            copied.run(guest)
-            assert laid_out(x).sharding.spec == P("dp")
-            assert get_current_partition_manager() is manager
+    within = PartitionManager(PartitionAxis(hidden_state_axis=None))
+    with jax.set_mesh(eight("dp", "tp")), within as manager:
+        copied.run(guest)
+        assert laid_out(x).sharding.spec == P("dp")
+        assert get_current_partition_manager() is manager
 
 
 def test_who_asks_outside_of_a_trace_is_found_by_the_next_one(eight, laid_out):

@@ -10,8 +10,8 @@ import errno
 import functools
 import json
 import os
+import secrets
 import stat
-import tempfile
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -22,7 +22,7 @@ from .errors import DecisionLockError, house_message
 if TYPE_CHECKING:
     from .dispatch import Decision
 
-__all__ = ["clear", "recorded", "save"]
+__all__ = ["check", "clear", "recorded", "save"]
 
 _LIMIT = 4096
 _FORMAT = 1
@@ -41,7 +41,7 @@ def record(decision: Decision, lock_file: Path | None) -> bool:
         DecisionLockError: If the file lacks the request or holds another choice.
     """
     if lock_file is not None:
-        _check(decision, lock_file)
+        check(decision, lock_file)
     key = (decision.request, decision.where, decision.chosen.entry)
     with _lock:
         is_new = key not in _decisions
@@ -78,6 +78,8 @@ def _row(decision: Decision) -> dict[str, str]:
 def save(path: str | os.PathLike[str]) -> None:
     """Writes the decisions of this process to a lock file, atomically.
 
+    A file that is there keeps its mode, a link stays one.
+
     Args:
         path: Where; a run with `use(lock=path)` must then choose the same.
 
@@ -105,17 +107,20 @@ def save(path: str | os.PathLike[str]) -> None:
 
 
 def _write(target: Path, text: str) -> None:
+    target = Path(os.path.realpath(target))  # a link stays one
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    handle, name = tempfile.mkstemp(
-        dir=target.parent, prefix=target.name, suffix=".tmp"
-    )
+    if target.exists() and not target.is_file():  # a device or a pipe would be replaced
+        raise ValueError("it is no regular file")
+    beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with beside.open("x", encoding="utf-8") as file:
             file.write(text)
-        Path(name).replace(target)
+        if target.exists():
+            beside.chmod(stat.S_IMODE(target.stat().st_mode))
+        beside.replace(target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
         raise
 
 
@@ -130,6 +135,8 @@ def _read(path: Path, stamp: tuple[int, int]) -> _Rows:
         if type(number) is not int or number != _FORMAT:
             raise ValueError(f"switchax_decisions is not {_FORMAT}")
         rows: _Rows = {}
+        if not isinstance(document["decisions"], list):
+            raise ValueError("decisions is no list")
         for row in document["decisions"]:
             complete = {field: str(row[field]) for field in _FIELDS}
             rows.setdefault((complete["request"], complete["target"]), []).append(
@@ -143,7 +150,12 @@ def _read(path: Path, stamp: tuple[int, int]) -> _Rows:
     return rows
 
 
-def _check(decision: Decision, path: Path) -> None:
+def check(decision: Decision, path: Path) -> None:
+    """Holds a decision against a lock file.
+
+    Raises:
+        DecisionLockError: If the file lacks the request or holds another choice.
+    """
     try:
         status = path.stat()
     except OSError as error:

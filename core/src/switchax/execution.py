@@ -268,7 +268,8 @@ def _guard_inputs(invocation: Invocation, arrays: Arrays) -> Arrays:
         if not _is_floating(array):
             guarded[argument] = array
         elif argument not in declared:
-            message = _no_derivative(name, argument, declared)
+            way = "use jax.lax.stop_gradient on it"
+            message = _no_derivative(name, argument, declared, way)
             guarded[argument] = refuse_derivative(message, array)
         elif not (forward and second):
             guarded[argument] = _limit_derivatives(forward, second, name, array)
@@ -277,12 +278,13 @@ def _guard_inputs(invocation: Invocation, arrays: Arrays) -> Arrays:
     return guarded
 
 
-def _no_derivative(name: str, what: str, declared: AbstractSet[str]) -> str:
+def _no_derivative(name: str, what: str, declared: AbstractSet[str], way: str) -> str:
+    todo = f"{way}, or an operation that declares it"
     return house_message(
         name,
         f"derivatives of {', '.join(sorted(declared)) or 'nothing'} only",
         f"one of {what}",
-        "use jax.lax.stop_gradient on it, or an operation that declares it",
+        todo,
     )
 
 
@@ -300,7 +302,9 @@ def _guard_outputs(
     for output in operation.kind.outputs:
         field = _output_field(outputs, output)
         if outputs.get(field) is not None and output not in capabilities.differentiable:
-            message = _no_derivative(name, output, capabilities.differentiable)
+            # Refused before anybody could use `stop_gradient` on it.
+            declared, way = capabilities.differentiable, "do not ask for it there"
+            message = _no_derivative(name, output, declared, way)
             floating = [x for x in inputs.values() if _is_floating(x)]
             outputs[field] = _refuse_if_differentiated(
                 message, outputs[field], *floating

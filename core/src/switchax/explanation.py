@@ -8,12 +8,21 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from .checks import as_metadata, brief, fail_type
+from . import decisions
+from .checks import as_metadata, brief, fail_type, fail_value
 from .dispatch import Candidate, assess, check_degraded, decide, operation_names
-from .errors import ContestedNameError, Refusal, UnknownOperationError, UnsupportedError
+from .errors import (
+    ContestedNameError,
+    DecisionLockError,
+    Refusal,
+    UnknownOperationError,
+    UnsupportedError,
+)
 from .kind import OperationKind
 from .loading import ensure_loaded
 from .metadata import OperationMetadata
+from .metadata.configs import check_configs
+from .metadata.precision import check_softmax_dtype
 from .placement import placement_of
 from .registry import find_kind
 from .request import Request
@@ -110,7 +119,7 @@ def explain(
     target: str | Target | None = None,
     mesh: Any = None,
     operation: str | Sequence[str] = "auto",
-    kind: str | OperationKind = "attention",
+    kind: str | OperationKind | None = None,
     metadata: OperationMetadata | None = None,
     **arguments: Any,
 ) -> Explanation:
@@ -124,9 +133,11 @@ def explain(
         mesh: A mesh whose devices are the target, and over which arrays are split; by
             default the one in force.
         operation: As in a call.
-        kind: The kind of the call that `arguments` describe.
+        kind: The kind of the call that `arguments` describe, "attention" by default;
+            that of a request, if it is given beside one.
         metadata: As in a call; its mesh and backend count where `mesh` and `target`
-            are not given.
+            are not given. A request is of a dtype already, so with one `runtime_dtype`
+            must be that.
         **arguments: Arguments of the call; arrays may be `jax.ShapeDtypeStruct`.
 
     Returns:
@@ -135,7 +146,9 @@ def explain(
     Raises:
         TypeError: As the call would, and for a request, mesh or kind that is none;
             also for request and arguments, or target and mesh, together.
-        ValueError: As the call would, and for an unknown target or kind.
+        ValueError: As the call would, and for an unknown target or kind, or what is
+            another than the request's.
+        UnsupportedError: For a softmax dtype that no call has.
 
     Example:
         >>> q = jax.ShapeDtypeStruct((1, 128, 8, 64), "bfloat16")
@@ -151,10 +164,15 @@ def explain(
         todo = "pass a call's arguments by name, or what kind.request(...) returns"
         raise fail_type("explain", "request to be a Request", got, todo)
     records = ensure_loaded()
-    the_kind = find_kind("explain", request.kind if request is not None else kind)
     metadata = as_metadata("explain", metadata)
     if request is None:
+        the_kind = find_kind("explain", "attention" if kind is None else kind)
         request = the_kind.request(metadata, **arguments)
+    else:
+        the_kind = find_kind("explain", request.kind)
+        _check_beside(request, kind, metadata)
+    if metadata.operation_configs:
+        check_configs("explain", metadata)
     if mesh is None and target is None:
         where = current_target((), metadata.backend, metadata.mesh)
     else:
@@ -172,8 +190,10 @@ def explain(
         )
         passed_over = tuple(c.entry.qualified for c in decision.degraded)
         check_degraded(decision, settings.strict)
+        if settings.lock is not None:
+            decisions.check(decision, settings.lock)
         chosen = decision.chosen.entry.qualified
-    except (UnsupportedError, UnknownOperationError, ContestedNameError) as problem:
+    except _NO_CHOICE as problem:
         error = str(problem)
     candidates = assess(
         the_kind,
@@ -193,6 +213,27 @@ def explain(
         candidates,
         tuple(str(r) for r in records.values() if r.status != "loaded"),
     )
+
+
+_NO_CHOICE = (
+    ContestedNameError,
+    DecisionLockError,
+    UnknownOperationError,
+    UnsupportedError,
+)
+
+
+def _check_beside(request: Request, kind: Any, metadata: OperationMetadata) -> None:
+    """Raises for what a request says otherwise, and would be ignored."""
+    if kind is not None and find_kind("explain", kind).name != request.kind:
+        rule, got = f"kind={request.kind!r}, the request's", f"kind={brief(kind)}"
+        raise fail_value("explain", rule, got, "leave it out")
+    dtype = metadata.runtime_dtype
+    if dtype is not None and dtype != request.dtype:
+        rule = f"runtime_dtype={request.dtype}, the request's"
+        todo = "leave it out, or pass the call's arguments"
+        raise fail_value("explain", rule, f"runtime_dtype={dtype}", todo)
+    check_softmax_dtype("explain", metadata, request.dtype)
 
 
 def _target(target: str | Target | None, mesh: Any) -> Target:

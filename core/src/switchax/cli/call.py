@@ -53,7 +53,7 @@ def arguments_of(kind: str, flags: Mapping[str, Any]) -> dict[str, Any]:
 def _check_beside_q(flags: Mapping[str, Any]) -> None:
     """Raises for flags of arrays that without `--q` would be dropped."""
     lengths = ("segment_ids", "q_lengths", "kv_lengths", "q_offset")
-    for name in ("kv", "v", "bias", "mask", "sinks", *lengths):
+    for name in ("kv", "v", "dtype", "bias", "mask", "sinks", *lengths):
         value = flags[name]
         if value is not None and value is not False:
             flag = f"--{name.replace('_', '-')}"
@@ -77,6 +77,7 @@ def _static(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arrays(flags: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct | int]:
+    dtype = flags["dtype"] or "bfloat16"
     query = flags["q"]
     key = flags["kv"] if flags["kv"] is not None else query
     value = flags["v"] if flags["v"] is not None else key
@@ -88,12 +89,12 @@ def _arrays(flags: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct | int]:
     rows, keys = (q_sizes.get("t", 0),), (kv_sizes.get("t", 0),)
     heads, sinks = q_sizes.get("h", 0), flags["sinks"]
     shapes: dict[str, tuple[Shape | None, str]] = {
-        "query": (query, flags["dtype"]),
-        "key": (key, flags["dtype"]),
-        "value": (value, flags["dtype"]),
-        "bias": (flags["bias"], flags["dtype"]),
+        "query": (query, dtype),
+        "key": (key, dtype),
+        "value": (value, dtype),
+        "bias": (flags["bias"], dtype),
         "mask": (flags["mask"], "bool"),
-        "softmax_aux": (_sinks(heads, sinks), flags["dtype"]),
+        "softmax_aux": (_sinks(heads, sinks), dtype),
         "dropout_key": (() if flags["dropout"] else None, _key_dtype()),
     }
     if flags["segment_ids"]:

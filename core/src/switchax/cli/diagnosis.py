@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections import Counter
 from pathlib import Path
@@ -169,7 +170,11 @@ def _devices() -> dict[str, Any]:
         found = jax.devices()
         counts = Counter((str(target_of_device(d)), d.device_kind) for d in found)
     except Exception as error:  # whatever a backend, or damaged metadata, raises
-        return {"found": [], "problem": one_line(described(error))}
+        asked = os.environ.get("JAX_PLATFORMS")
+        problem = one_line(described(error)) + (
+            f" (JAX_PLATFORMS={asked})" * bool(asked)
+        )
+        return {"found": [], "problem": problem}
     kinds = [
         {"target": target, "device_kind": kind, "count": count}
         for (target, kind), count in counts.items()

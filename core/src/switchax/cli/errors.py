@@ -24,7 +24,8 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Writes the message to stderr."""
-        click.echo(one_line(self.message), file=file, err=True)
+        lines = (line.strip() for line in self.message.splitlines())
+        click.echo(one_line("; ".join(filter(None, lines))), file=file, err=True)
 
 
 class WrongCall(click.UsageError):

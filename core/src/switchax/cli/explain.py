@@ -72,7 +72,9 @@ def explain(
 
 def _wide_types(flags: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
     """A call can only be of float64 where JAX has it, so here it has."""
-    wide = "64" in flags["dtype"] or any("64[" in text for text in flags["others"])
+    wide = "64" in (flags["dtype"] or "") or any(
+        "64[" in text for text in flags["others"]
+    )
     return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 

@@ -76,7 +76,9 @@ def _sinks(ctx: click.Context, param: click.Parameter, number: int | None) -> An
     return number
 
 
-def _dtype(ctx: click.Context, param: click.Parameter, text: str) -> str:
+def _dtype(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    if text is None:
+        return None
     try:
         return str(jnp.dtype(text).name)
     except TypeError:
@@ -105,8 +107,7 @@ _OPTIONS = (
         "--dtype",
         callback=_dtype,
         metavar="DTYPE",
-        default="bfloat16",
-        show_default=True,
+        help="Dtype of the arrays of --q and its like; bfloat16 by default.",
     ),
     click.option("--layout", help="bthd, bhtd or thd."),
     click.option(

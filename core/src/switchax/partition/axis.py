@@ -84,6 +84,7 @@ class PartitionAxis:
         ValueError: For an empty name.
 
     Example:
+        >>> from switchax.axes import BATCH, HEAD, HEAD_DIM, MODE_TRAIN, QUERY_LENGTH
         >>> paxis = PartitionAxis(decode_query_sequence_axis=None)
         >>> paxis.head_axis, paxis.replace(tensor_parallel_axis="model").head_axis
         ('tp', 'model')

@@ -52,6 +52,7 @@ class PartitionManager:
         TypeError: If paxis is no `PartitionAxis`.
 
     Example:
+        >>> from switchax.axes import BATCH, EMBED, MODE_TRAIN
         >>> manager = PartitionManager(PartitionAxis())
         >>> with jax.set_mesh(mesh), manager:
         ...     x = apply_logical_sharding(x, axes=[BATCH, EMBED], mode=MODE_TRAIN)

@@ -292,7 +292,8 @@ def _within_jax(value: Any) -> Any:
 
     As `adaptation` does for what JAX holds in a wider dtype than the logits have.
     """
-    if not isinstance(value, np.ndarray | np.generic):
+    is_masked = isinstance(value, np.ma.MaskedArray)  # which `as_array` refuses
+    if is_masked or not isinstance(value, np.ndarray | np.generic):
         return value
     if not np.issubdtype(value.dtype, np.floating):
         return value
