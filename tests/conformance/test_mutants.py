@@ -16,6 +16,7 @@ from .block_mutants import BLOCK_MUTANTS
 from .cache_mutants import CACHE_MUTANTS
 from .meeting_mutants import MEETING_MUTANTS
 from .mutants import MEETINGS, MUTANTS, Right, WideLeft
+from .narrow_mutants import NARROW_MUTANTS
 from .rare_mutants import RARE_MUTANTS
 from .shape_mutants import SHAPE_MUTANTS
 
@@ -116,7 +117,7 @@ def test_each_mutant_is_found_under_its_rule(mutant):
 
 
 MISTAKES = BLOCK_MUTANTS | RARE_MUTANTS | SHAPE_MUTANTS | MEETING_MUTANTS
-MISTAKES |= CACHE_MUTANTS
+MISTAKES |= CACHE_MUTANTS | NARROW_MUTANTS
 
 
 @each(MISTAKES)

@@ -38,7 +38,7 @@ _QUICK: dict[str, list[Changes]] = {
         {},
         {"causal": True, "offset": "traced"},
         {"window": (6, 3), "offset": "batch"},
-        {"window": (200, 0)},
+        {"causal": True, "window": (200, None)},
     ],
     "hidden": [
         {},
@@ -122,14 +122,33 @@ def together(
     for number, row in enumerate(covering(factors)):
         call = AttentionCall(seed=number, **row)
         if call.layout == "thd":
-            call = dataclasses.replace(call, batch=1, lengths="")
+            call = dataclasses.replace(call, batch=1)
         yield call
 
 
 def _declared(values: list[Changes], capabilities: Capabilities) -> list[Changes]:
-    """Those values that use nothing undeclared, gqa and lengths aside."""
+    """Those values that use nothing undeclared, gqa and lengths aside.
+
+    Of a position what is declared of it: causal or a window without its offset.
+    """
     known = honoured(capabilities)
-    return [v for v in values if AttentionCall(**v).features <= known] or [{}]
+    found: list[Changes] = []
+    for value in values:
+        forms = [value]
+        if "offset" in value:
+            forms += [{**value, "offset": "batch"}, _without(value, "offset")]
+        if "window" in value and "causal" in value:
+            forms += [{**_without(value, "causal"), "window": (value["window"][0], 0)}]
+            forms += [_without(value, "window")]
+        for form in forms:
+            if AttentionCall(**form).features <= known:
+                found += [form] if form not in found else []
+                break
+    return found or [{}]
+
+
+def _without(changes: Changes, name: str) -> Changes:
+    return {n: value for n, value in changes.items() if n != name}
 
 
 def honoured(capabilities: Capabilities) -> frozenset[str]:
@@ -143,12 +162,15 @@ def honoured(capabilities: Capabilities) -> frozenset[str]:
 def as_declared(call: AttentionCall, capabilities: Capabilities) -> AttentionCall:
     """A call without what is not declared.
 
-    What is causal, or has a window, is so no more where its offset is left out: it
-    would see the first keys alone.
+    What is causal, or has a window, is so no more where no offset is declared: it would
+    see the first keys alone.
     """
     known = honoured(capabilities)
-    if not call.features & {"q_offset", "q_offset_per_batch"} <= known:
-        call = dataclasses.replace(call, causal=False, window=None, offset="zero")
+    offsets = {"q_offset", "q_offset_per_batch"}
+    if not call.features & offsets <= known:
+        others = (dataclasses.replace(call, offset=o) for o in ("batch", "traced"))
+        without = dataclasses.replace(call, causal=False, window=None, offset="zero")
+        call = next((c for c in others if c.features & offsets <= known), without)
     for feature, neutral in NEUTRAL.items():
         if feature in call.features - known:
             call = dataclasses.replace(call, **neutral)

@@ -78,7 +78,7 @@ class Fitting:
             changed = dataclasses.replace(changed, v_head_dim=v_head_dim)
         if changed.offset == "last" and changed.q_len == changed.kv_len:
             changed = dataclasses.replace(changed, offset="traced")  # 0 is no feature
-        return call if changed.layout == "thd" and changed.lengths else changed
+        return changed
 
     def _can_fit(self, call: AttentionCall) -> bool:
         """Whether any form of a call is taken; asked once of each."""
@@ -171,7 +171,7 @@ class Fitting:
             sizes["v_head_dim"] = self._size("v_head_dim", call.v_head_dim)
         sizes["kv_heads"] = math.gcd(sizes["heads"], sizes["kv_heads"])
         if declared.layouts == ("thd",):
-            sizes |= {"layout": "thd", "lengths": ""}
+            sizes |= {"layout": "thd"}
         return dataclasses.replace(call, **sizes)
 
     def _size(self, name: str, size: int) -> int:
@@ -341,7 +341,7 @@ _OTHERS: tuple[_Change, ...] = (
     (),
     (("causal", True),),
     (("batch", 1),),
-    (("layout", "thd"), ("lengths", "")),
+    (("layout", "thd"),),
     (("segments", "ids"),),
     (("segments", "ids"), ("causal", True)),  # a decoder's kernel of packed tokens
 )

@@ -251,6 +251,8 @@ def visibilities(full: bool) -> list[Entry]:
         ("R6", {"window": (5, 0), "offset": "beyond"}),
         ("R3", {"segments": "negative", **square}),
         ("R3", {"segments": "negative", "layout": "thd", **square}),
+        ("R3", {"lengths": "kv", "layout": "thd"}),
+        ("R3", {"lengths": "q", "layout": "thd"}),
         ("R3", {"lengths": "q"}),
         ("R3", {"lengths": "both", "kv_len": 9, "batch": 3}),
         ("R4", {"causal": True, "offset": "negative", **long}),

@@ -75,7 +75,7 @@ def _legal(call: AttentionCall) -> AttentionCall:
     """Returns the call without what the contract refuses in it."""
     changes: dict[str, Any] = {}
     if call.layout == "thd":
-        changes |= {"batch": 1, "lengths": ""}
+        changes |= {"batch": 1}
     if not call.causal and call.window is None:
         changes["offset"] = "zero"
     return dataclasses.replace(call, **changes)

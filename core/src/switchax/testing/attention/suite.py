@@ -165,11 +165,11 @@ class AttentionCase(Case):
 
     def simpler(self) -> Iterator[Case]:
         """Yields calls with one thing less."""
-        # Of what fails without dropout, or with no other call beside it, neither is the
-        # rule.
+        # Of what fails without dropout, with no other call beside it, or without 64-bit
+        # types, neither is the rule.
         if self.check == "dropout":
             yield self._value(dropout=0.0, plain=True)
-        if self.check == "at once":
+        if self.check in ("at once", "x64"):
             yield self._value()
         if self.check not in _MADE_SMALLER:
             return
@@ -190,7 +190,7 @@ class AttentionCase(Case):
     @property
     def may_change_rule(self) -> bool:  # type: ignore[override]
         """Whether a smaller case may be of another rule."""
-        return self.combined or self.check in ("dropout", "at once")
+        return self.combined or self.check in ("dropout", "at once", "x64")
 
     def snippet(self, name: str) -> str:
         """Returns Python that runs the case again."""
@@ -235,7 +235,7 @@ def _is_smaller(one: AttentionCall, other: AttentionCall) -> bool:
 
 
 def _is_legal(call: AttentionCall) -> bool:
-    if call.layout == "thd" and (call.lengths or call.mask == "sample"):
+    if call.layout == "thd" and call.mask == "sample":
         return False
     return call.kv_heads > 0 and call.heads % call.kv_heads == 0
 
@@ -362,7 +362,8 @@ def _cases(
         "kv_heads": 1,
         "batch": 1,
     }
-    for dtype in dtypes[1:]:
+    for dtype in (d for d in dtypes if d != "float32"):
+        yield case("R8", dtype=dtype, soft_cap=30.0, factor=5.0, q_len=33, kv_len=33)
         yield case("R8", dtype=dtype, causal=True, factor=1.5, **later)
         yield case("R8", dtype=dtype, bias="full", bias_dtype="float32")
         yield case("R8", dtype=dtype, sinks=0, bias_dtype=dtype)
@@ -398,7 +399,15 @@ def _cases(
         yield from (case(rule, plain=True, **call) for rule, call in PLAIN)
     # What users may have set: numbers without a dtype are then wider.
     yield case("R8", "x64")
-    yield case("R8", "x64", causal=True, kv_heads=2, q_len=5, kv_len=70)
+    wide: dict[str, Any] = {"causal": True, "kv_heads": 2, "q_len": 5, "kv_len": 70}
+    yield case("R8", "x64", **wide)
+    for more in (
+        {"offset": "batch", "window": (20, None), "lengths": "both", "soft_cap": 2.0},
+        {"offset": "traced", "mask": "full", "bias": "full", "sinks": 0},
+        {"offset": "last", "segments": "ids"},
+    ):
+        made = as_declared(case("R8", **wide, **more).call, capabilities)
+        yield dataclasses.replace(case("R8", "x64"), call=made)
     for call in ({"bias": "full", "sinks": 0}, {"bias": "full"}, {"sinks": 0}, {}):
         yield case("R11", "underivable", **call)
         yield case("R11", "alone", **call)
@@ -424,6 +433,12 @@ def _cases(
     ]
     mapped += [{"dtype": dtype, "kv_heads": 2} for dtype in dtypes[1:]]
     yield from (case("R13", "mapped", **call) for call in mapped)
+    # What samples share differs between the examples, and no two sizes are alike.
+    shared = {"mask": "square", "bias": "head", "kv_len": 9, "lengths": "q"}
+    for call in (shared, {"v_head_dim": 16, "kv_len": 9, "kv_heads": 2}):
+        made = as_declared(case("R13", **call).call, capabilities)
+        if made.features:
+            yield dataclasses.replace(case("R13", "mapped"), call=made)
     for call in OPERANDS:
         made = as_declared(case("R13", **call).call, capabilities)
         if made.features:

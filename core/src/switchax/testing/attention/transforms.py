@@ -342,13 +342,13 @@ def check_forward_mode(subject: Subject) -> Finding:
 
 def check_second_order(subject: Subject) -> Finding:
     """A derivative of a derivative is right where it is declared, else it raises."""
-    call, drawn = subject.call, subject.draw()
+    drawn = subject.draw()
     names = subject.derived(drawn)
     asking(subject, drawn)
     if not names:
         return Finding()
     arrays, directions = traced(drawn), _directions(drawn, names)
-    given = cotangents(call, drawn)
+    _, _, given = _asked(subject, [drawn])
 
     def along(floats: Any) -> Any:
         def output(floats: Any) -> Any:

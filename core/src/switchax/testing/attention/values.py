@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from switchax.errors import UnsupportedError
+from switchax.errors import UnsupportedError, described
 from switchax.kinds.attention import AttentionOutput
+from switchax.testing.running import RefusedLate
 from switchax.testing.suite import Finding, worst
 from switchax.testing.tolerance import ROUNDING, allowed
 
@@ -63,6 +64,11 @@ def check_value(subject: Subject) -> Finding:
             )
         except UnsupportedError as error:
             return subject.refused(f"derivatives of {', '.join(names)}", error, "R11")
+        except RefusedLate:
+            raise
+        except Exception as error:  # though the outputs alone did not
+            text = f"derivatives of {', '.join(names)} raise {described(error)[:600]}"
+            return Finding(text=text, rule="R11", quantity="gradients")
         whole = plain, given, *derived
     return worst([*findings, *_gradients(subject, drawn, whole, expected)])
 
@@ -129,6 +135,14 @@ def _gradients(
     findings = [
         subject.measure("output under autodiff", output, expected.output, rule=rule)
     ]
+    # A training step is given those that the forward rule returns.
+    for what, got, right in (
+        ("lse", found.lse, expected.lse),
+        ("weights", found.attention_weights, expected.weights),
+    ):
+        if got is not None:
+            what = f"{what} under autodiff"
+            findings.append(subject.measure(what, got, right, 0, rule))
     for name in subject.derived(drawn):
         gradient = gradients[name]
         if gradient.dtype != drawn.arrays[name].dtype:
