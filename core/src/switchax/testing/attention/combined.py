@@ -154,8 +154,8 @@ def _without(changes: Changes, name: str) -> Changes:
 def honoured(capabilities: Capabilities) -> frozenset[str]:
     """What is declared, and what core does by it."""
     adapted = {"gqa"}
-    if "segment_ids" in capabilities.features:
-        adapted |= {"q_lengths", "kv_lengths"}
+    if "segment_ids" in capabilities.features and capabilities.layouts != ("thd",):
+        adapted |= {"q_lengths", "kv_lengths"}  # which tokens packed already are not
     return frozenset({*capabilities.features, *adapted})
 
 
