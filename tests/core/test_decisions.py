@@ -208,6 +208,15 @@ def test_a_lock_file_keeps_its_mode_and_a_link_stays_one(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [link.name, real.name]
 
 
+def test_a_long_name_is_written_and_a_link_to_itself_is_not(tmp_path):
+    decisions.save(tmp_path / ("n" * 250))
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(DecisionLockError, match="a file that can be written"):
+        decisions.save(loop)
+    assert loop.is_symlink()
+
+
 def test_nothing_but_a_file_is_written_over(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

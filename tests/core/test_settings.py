@@ -200,6 +200,22 @@ def test_use_nests_and_ends_with_an_error():
     assert current_settings() == switchax.Settings()
 
 
+def test_use_may_be_left_in_any_order():
+    def block(**values):
+        with switchax.use(**values):
+            yield
+            yield
+
+    first, second = block(operation="vanilla", strict=True), block(operation="sdpa")
+    next(first)
+    next(second)
+    list(first)
+    assert current_settings().operation == ("sdpa",)
+    assert not current_settings().strict
+    list(second)
+    assert current_settings().operation == ()
+
+
 def test_use_decorates_a_function():
     @switchax.use("decorated", force_native=True)
     def inside():

@@ -108,11 +108,13 @@ def save(path: str | os.PathLike[str]) -> None:
 
 def _write(target: Path, text: str) -> None:
     target = Path(os.path.realpath(target))  # a link stays one
+    if target.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if target.exists() and not target.is_file():  # a device or a pipe would be replaced
         raise ValueError("it is no regular file")
-    beside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.tmp")
+    beside = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with beside.open("x", encoding="utf-8") as file:
             file.write(text)

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,13 @@ NAMES = tuple(field.name for field in dataclasses.fields(Settings))
 DISCOVERY = frozenset({"plugins", "block", "autoload"})
 Overlay = tuple[tuple[str, Any], ...]
 
-_used: Current[Overlay] = Current("use", "settings", ())
+
+def _merged(layers: Sequence[Mapping[str, Any]]) -> Overlay:
+    merged = {name: value for layer in layers for name, value in layer.items()}
+    return tuple(sorted(merged.items()))
+
+
+_used: Current[Overlay] = Current("use", "settings", (), merge=_merged)
 _configured: dict[str, Any] = {}
 _discovered = False
 
@@ -275,12 +281,11 @@ def use(operation: Any = None, /, **values: Any) -> Iterator[Settings]:
                 "plugins are discovered once: use configure before that"
             )
     parsed = {name: _parse(name, value, "use") for name, value in values.items()}
-    outer = _used.peek()
-    block = _used.enter(tuple(sorted({**dict(outer), **parsed}.items())))
+    block = _used.enter(parsed)
     try:
         yield current_settings()
     finally:
-        _used.leave(block, outer)
+        _used.leave(block)
 
 
 def note_discovery(done: bool) -> None:

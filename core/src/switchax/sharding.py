@@ -360,7 +360,7 @@ def constrain(
     Args:
         x: An array of any shape.
         spec: The wish; see `correct_spec`. None or all None means whole on every
-            device.
+            device, but for an array outside of jit that is free to move there.
         mesh: None is the mesh in force. A mesh that `jax.set_mesh` did not set
             constrains as if its axes were of type Auto.
         partition_axis: Whose names are known; see `correct_spec`.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
@@ -31,7 +32,7 @@ class Entry(Generic[T]):
     """One block of `with`, until it is left.
 
     Attributes:
-        value: What it made current.
+        value: What was current when it was entered.
         under: The block of this thread that was entered before, or None.
         is_guest: Whether the thread had been told of another context's value, as when
             a copied context is run within a block.
@@ -53,11 +54,24 @@ class Current(Generic[T]):
         where: Who speaks in messages.
         what: What it is, for messages.
         default: Its value where none was set; hashable, as all of them.
+        merge: Makes a value of what the blocks around bring, outermost first; by
+            default the innermost's.
     """
 
-    def __init__(self, where: str, what: str, default: T) -> None:
+    def __init__(
+        self,
+        where: str,
+        what: str,
+        default: T,
+        merge: Callable[[Sequence[Any]], T] = lambda layers: layers[-1],
+    ) -> None:
         self._where, self._what, self._default = where, what, default
+        self._merge = merge
         self._value = ContextVar(what, default=default)
+        # What each block that is open here brings.
+        self._open: ContextVar[tuple[tuple[Entry[T], Any], ...]] = ContextVar(
+            f"blocks of {what}", default=()
+        )
         self._key: Any = jax.make_user_context(default)  # type: ignore[no-untyped-call]
         self._thread = threading.local()
 
@@ -87,32 +101,50 @@ class Current(Generic[T]):
         self._value.set(value)
         self._tell(value)
 
-    def enter(self, value: T) -> Entry[T]:
-        """Sets it for a block of `with`; returns what `leave` needs."""
+    def blocks(self) -> tuple[tuple[Entry[T], Any], ...]:
+        """Returns the blocks that are open here, each with what it brings."""
+        return self._open.get()
+
+    def enter(self, layer: Any) -> Entry[T]:
+        """Opens a block of `with`, and returns it for `leave`.
+
+        Args:
+            layer: What it brings.
+        """
+        value = self._merge([*(layer for _, layer in self._open.get()), layer])
         under = getattr(self._thread, "entry", None)
         is_guest = not self._is_told(self._value.get())
         entry = Entry(value, under, is_guest, threading.get_ident())
+        self._open.set((*self._open.get(), (entry, layer)))
         self._thread.entry = entry
         self.set(value)
         return entry
 
-    def leave(self, entry: Entry[T], value: T) -> None:
-        """Sets what is current after a block.
+    def change(self, layer: Any) -> None:
+        """Changes what the innermost block brings, in this context."""
+        *others, (entry, _) = self._open.get()
+        self._open.set((*others, (entry, layer)))
+        self.set(self._merge([layer for _, layer in self._open.get()]))
 
-        The thread is told that again, but after a guest what holds in the block around
-        it. If that is over (tasks of one thread interleave), nothing comes back that
-        another had entered.
+    def leave(self, entry: Entry[T]) -> None:
+        """Closes a block; those that were opened after it may still be open.
+
+        The thread is told what is left, but after a guest what holds in the block
+        around it. If that is over (tasks of one thread interleave), nothing comes back
+        that another had entered.
         """
         entry.is_left = True
-        self.set(value)
+        left = tuple(block for block in self._open.get() if block[0] is not entry)
+        self._open.set(left)
+        self.set(self._merge([layer for _, layer in left]) if left else self._default)
         if entry.thread != threading.get_ident():
             return
-        under = entry.under
-        while under is not None and under.is_left:
-            under = under.under
-        self._thread.entry = under
-        if entry.is_guest and under is not None and under is entry.under:
-            self._tell(under.value)
+        around: Entry[T] | None = getattr(self._thread, "entry", None)
+        while around is not None and around.is_left:
+            around = around.under
+        self._thread.entry = around
+        if entry.is_guest and entry.under is not None and entry.under is around:
+            self._tell(entry.under.value)
 
     def _is_told(self, value: T) -> bool:
         told = getattr(self._thread, "told", self._default)

@@ -54,7 +54,8 @@ def to_data(metadata: OperationMetadata, own: Mapping[str, Any]) -> dict[str, An
     if kept["_partition_manager"] is not None:
         data["partition_manager"] = kept["_partition_manager"].to_dict()
     elif kept["_partition_axis"] is not None:
-        data["partition_axis"] = kept["_partition_axis"].to_dict()
+        axis = metadata.partition_manager.to_dict()  # refuses one of a subclass
+        data["partition_axis"] = axis["paxis"]
     configs = metadata.operation_configs
     if configs:
         data["operation_configs"] = {

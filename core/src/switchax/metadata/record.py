@@ -67,8 +67,9 @@ class OperationMetadata:
             "tt", "gpu" (resolved to its vendor), or None for the target's own.
         partition_axis: What the dimensions of arrays mean on the mesh, or a mapping of
             its fields; by default that of `partition_manager`.
-        partition_manager: Resolves the axes; by default one for `partition_axis`, else
-            the current one (`with manager:`), else one for `PartitionAxis()`.
+        partition_manager: Resolves the axes, by its `paxis` alone; by default one for
+            `partition_axis`, else the current one (`with manager:`), else one for
+            `PartitionAxis()`.
         mesh: The mesh in force: the one given, that of `base_config`, of
             `jax.set_mesh`, of `with mesh:`, else None, which is one device.
         operation_configs: Explicit configurations, each a frozen dataclass of the

@@ -172,10 +172,19 @@ class PartitionManager:
     def to_dict(self) -> dict[str, Any]:
         """Returns this manager as JSON data; registered axes are not part of it.
 
+        Raises:
+            TypeError: If it, or its `paxis`, is of a subclass.
+
         Example:
             >>> manager.to_dict()["paxis"]["tensor_parallel_axis"]
             'tp'
         """
+        for value, known in ((self, PartitionManager), (self.paxis, PartitionAxis)):
+            if type(value) is not known:  # from_dict would make another of it
+                got = f"one of {type(value).__name__}"
+                todo = "write what is your own beside it"
+                where = f"{type(self).__name__}.to_dict"
+                raise fail_type(where, f"a {known.__name__} itself", got, todo)
         return {"paxis": self.paxis.to_dict()}
 
     @classmethod

@@ -99,7 +99,7 @@ def _replace(axes: Mapping[str, AxisRule]) -> None:
     if context.scope.peek() is None:
         _registered = Rules(axes)
     else:
-        context.scope.set(Rules(axes))
+        context.scope.change(Rules(axes))
 
 
 def register(name: Any, rule: AxisRule, override: bool) -> None:
@@ -156,12 +156,11 @@ def axis_rules(rules: Mapping[str, Any]) -> Iterator[None]:
         got = f"{brief(rules)}"
         raise fail_type(where, "a mapping from name to rule", got, "pass {name: rule}")
     parsed = {_checked_name(where, n): _parsed(where, r) for n, r in rules.items()}
-    outer = context.scope.peek()
     block = context.scope.enter(Rules({**current_rules().axes, **parsed}))
     try:
         yield
     finally:
-        context.scope.leave(block, outer)
+        context.scope.leave(block)
 
 
 def _parsed(where: str, rule: Any) -> AxisRule:
