@@ -5,6 +5,7 @@ import inspect
 import json
 import math
 import os
+import time
 from types import MappingProxyType
 
 import jax
@@ -21,9 +22,13 @@ from switchax import (
     registrations,
 )
 from switchax.cli import make_group, shipped
+from switchax.discovery import FoundPlugin
 from switchax.kinds.attention import AttentionKind
+from switchax.loading import PluginRecord
 from switchax.testing import Case, Finding, Report, Suite, conform
 from switchax.testing.report import Failure, Result
+from switchax.testing.run import with_changes
+from switchax.testing.running import devices
 
 
 class Mute(Exception):
@@ -62,6 +67,8 @@ class Number(Case):
             os.environ["SWITCHAX_CHANGED"] = "yes"
             jax.config.update("jax_default_matmul_precision", "bfloat16")
             np.random.seed(self.number)
+        if self.does == "linger":
+            time.sleep(0.5)
         if self.does == "accept":
             return Finding(math.inf, "takes it", "N2", "sum", accepted=True)
         if self.does == "nan":
@@ -158,6 +165,38 @@ def test_what_is_global_is_set_back_and_its_change_a_failure():
     assert "SWITCHAX_CHANGED" not in os.environ
     assert jax.config.jax_default_matmul_precision is None
     assert np.array_equal(np.random.get_state()[1], before)
+
+
+def test_the_snippet_of_a_change_shows_it(capsys):
+    (failure,) = conform(operation_with(Number(2, "change"))).failures
+    shown = failure.snippet.replace("numbers(2)", "import os; os.environ['JAX_'] = ''")
+    assert shown != failure.snippet
+    exec(shown, {})
+    assert capsys.readouterr().out == "[\"os.environ['JAX_']\"]\n"
+    assert "JAX_" not in os.environ
+
+
+def test_the_devices_that_a_snippet_asks_for_are_no_change(capsys, monkeypatch):
+    monkeypatch.setitem(os.environ, "XLA_FLAGS", os.environ.get("XLA_FLAGS", ""))
+    exec(with_changes("\n".join([*devices(), "import math"])), {})
+    assert capsys.readouterr().out == "[]\n"
+
+
+def test_the_snippet_of_a_change_by_an_import_imports_the_plugin(named, monkeypatch):
+    entry = named(operation_with(Number(1)))
+    plugin = FoundPlugin("numbers", "switchax-numbers", "1.2", "numbers_plugin:made")
+    record = PluginRecord(plugin, "loaded", changes=("jax_enable_x64 to True",))
+    records = {"switchax-numbers:numbers": record}
+    monkeypatch.setattr("switchax.testing.run.ensure_loaded", lambda: records)
+    (failure,) = conform(entry.operation).failures
+    assert failure.text.endswith("jax_enable_x64 to True, when it is imported")
+    assert "\nimport numbers_plugin\n" in failure.snippet
+
+
+def test_a_case_that_does_not_end_is_named(caplog, monkeypatch):
+    monkeypatch.setattr("switchax.testing.run._LONG", 0.2)
+    conform(operation_with(Number(1), Number(2, "linger"), Number(3)))
+    assert caplog.messages == ["numbers: 0.2 s at N1: number 2"]
 
 
 def test_the_snippet_names_the_plugin_where_another_has_the_name(monkeypatch):
@@ -424,6 +463,13 @@ def test_wrong_calls_of_the_command_are_one_line(named, tmp_path):
     assert (folder.exit_code, folder.stdout) == (2, "")
     assert "is a directory" in folder.stderr
     assert CliRunner().invoke(make_group(), ["conform"]).exit_code == 2
+
+
+def test_a_name_that_is_not_installed_is_told_how_a_class_is_asked():
+    result = CliRunner().invoke(make_group(), ["conform", "vanila"])
+    assert result.exit_code == 2
+    assert "did you mean 'vanilla'" in result.stderr
+    assert "switchax.testing.conform(MyOperation)" in result.stderr
 
 
 @pytest.mark.parametrize(

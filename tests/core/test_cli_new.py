@@ -213,6 +213,13 @@ def test_a_folder_with_something_in_it_is_left_alone(new, tmp_path):
     assert written(tmp_path) == {"mine/notes"}
 
 
+def test_a_folder_that_pip_cannot_be_told_is_a_wrong_call(new, tmp_path):
+    result = new("my-flash", "--into", "my[flash]")
+    assert result.exit_code == 2
+    assert HOUSE_FORM.fullmatch(result.stderr), result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_folder_that_cannot_be_written_is_a_wrong_call(new, tmp_path):
     (tmp_path / "file").write_text("")
     result = new("my-flash", "--into", "file/plugin")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from switchax.errors import house_message
+from switchax.errors import UnknownOperationError, house_message
 from switchax.target import Target
 
 from .errors import Failure, WrongCall
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["conform"]
 
 _EIGHT = "--xla_force_host_platform_device_count=8"
+_NOT_INSTALLED = "\n  only what is installed has a name here; of a class of your own "
+_NOT_INSTALLED += "ask in Python: switchax.testing.conform(MyOperation)"
 _SECONDS = 30  # between lines that say how far a run is
 
 
@@ -100,6 +102,8 @@ def conform(
                     progress=progress,
                     jobs=jobs,
                 )
+        except UnknownOperationError as error:
+            raise WrongCall(f"{error}{_NOT_INSTALLED}", ctx) from error
         except (ValueError, TypeError) as error:
             raise WrongCall(str(error), ctx) from error
         except died as error:

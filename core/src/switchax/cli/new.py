@@ -99,6 +99,12 @@ def _owners() -> dict[str, str]:
 
 def _check_folder(folder: Path) -> None:
     todo = "remove it, or name another by --into"
+    if set(str(folder)) & set("[]"):  # what pip and pytest write extras and cases with
+        raise _wrong(
+            "a folder without [ and ] in its name",
+            f"{folder}",
+            "name another by --into",
+        )
     if folder.is_dir():
         found = next(iter(sorted(folder.iterdir())), None)
         if found is not None:

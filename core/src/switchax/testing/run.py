@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -21,13 +23,15 @@ from switchax.target import Target, current_target
 from .globals import Globals
 from .outcome import Met, Outcome, Refused
 from .report import Failure, Result
-from .running import RefusedLate, compiled_quickly, watched
+from .running import RefusedLate, compiled_quickly, devices, watched
 from .suite import Case, Finding
 
-__all__ = ["Run", "is_less_optimised", "refused_here", "snippet_of"]
+__all__ = ["Run", "is_less_optimised", "refused_here", "snippet_of", "with_changes"]
 
 _INFINITE = 1e300
 _KEPT = 150  # cases whose programs are kept
+_LOG = logging.getLogger("switchax.testing")
+_LONG = 60  # seconds after which a case is named: it may never end
 _TRIES = 24  # each compiles a call or two
 _NO_SIZE = "no size was found that it takes: `limits` and `multiples` of Capabilities "
 _NO_SIZE += "tell the kit which to ask"
@@ -65,7 +69,8 @@ class Run:
         self._changed = [f"{c}, when it is imported" for c in _changes_of(self.cls)]
         if self._changed and cases:
             number, case = cases[0]
-            self._met(number, self._of_changes(case), "globals")
+            snippet = _of_import(self.cls)
+            self._met(number, self._of_changes(case, snippet), "globals")
         with self._as_it_is_asked():
             for count, (number, case) in enumerate(cases, 1):
                 if len(self.outcome.met) == self.max_failures:
@@ -73,7 +78,8 @@ class Run:
                     return
                 if tell is not None:
                     tell(number)
-                self._one(number, case)
+                with _named_if_long(self.cls, case):
+                    self._one(number, case)
                 # Each program has pages of its own, of which a process may have only
                 # so many.
                 if count % _KEPT == 0:
@@ -208,10 +214,11 @@ class Run:
         snippet = snippet_of(self.cls, case)
         return Failure(rule, first.title, case.title, kind, text, snippet)
 
-    def _of_changes(self, case: Case) -> Failure:
+    def _of_changes(self, case: Case, snippet: str = "") -> Failure:
         """The failure of a case that left something global changed."""
         text = f"changes what is global: {', '.join(self._changed)}"
-        rule, snippet = self.cls.kind.suite.declaration, snippet_of(self.cls, case)
+        rule = self.cls.kind.suite.declaration
+        snippet = snippet or with_changes(snippet_of(self.cls, case))
         return Failure(rule, case.title, case.title, "wrong", text, snippet)
 
 
@@ -282,6 +289,40 @@ def _of_class(snippet: str, name: str, cls: type[BaseOperation]) -> str:
     snippet = snippet.replace("from switchax import OperationRegistry", imported)
     created = f"OperationRegistry.create({name!r})"
     return snippet.replace(created, f"{cls.__qualname__}()")
+
+
+@contextmanager
+def _named_if_long(cls: type[BaseOperation], case: Case) -> Iterator[None]:
+    """Logs what a case is that takes long, so that one that never ends has a name."""
+    name = cls.names()[0]
+
+    def tell() -> None:
+        _LOG.warning("%s: %s s at %s: %s", name, _LONG, case.rule, case.title)
+
+    timer = threading.Timer(_LONG, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def with_changes(snippet: str) -> str:
+    """Makes a snippet print what it changes of what is global."""
+    first = "\n".join(devices())  # which is the snippet's own change
+    rest = snippet.removeprefix(first)
+    first = first if rest != snippet else ""
+    before = "from switchax.testing.globals import Globals\n\nbefore = Globals()\n"
+    return f"{first}{before}{rest}\nprint(before.restored())"
+
+
+def _of_import(cls: type[BaseOperation]) -> str:
+    """Python that shows what a plugin changes when it is imported."""
+    entries = registrations.entries()
+    entry = next(entry for entry in entries if entry.operation is cls)
+    record = ensure_loaded()[f"{entry.distribution}:{entry.plugin}"]
+    return with_changes(f"import {record.plugin.module}")
 
 
 def _changes_of(cls: type[BaseOperation]) -> tuple[str, ...]:
