@@ -134,12 +134,13 @@ def test_a_failure_is_made_small(does, kind, text):
     report = conform(operation_with(Number(1), Number(33, does)))
     assert not report.passed
     (failure,) = report.failures
-    assert (failure.kind, failure.text) == (kind, text)
+    assert (failure.kind, failure.text.partition(" (at ")[0]) == (kind, text)
     assert (failure.title, failure.smallest) == ("number 33", "number 4")
     assert failure.snippet == "numbers(4)"
     assert "does not conform" in str(report)
     # What is wrong is said of the smallest, not of the first.
-    lines = ["N1 number 33", "  smallest: number 4", f"  {text}", "    numbers(4)"]
+    lines = ["N1 number 33", "  smallest: number 4", f"  {failure.text}"]
+    lines += ["    numbers(4)"]
     assert str(failure).splitlines() == lines
 
 
@@ -191,6 +192,22 @@ def test_the_snippet_of_a_change_by_an_import_imports_the_plugin(named, monkeypa
     (failure,) = conform(entry.operation).failures
     assert failure.text.endswith("jax_enable_x64 to True, when it is imported")
     assert "\nimport numbers_plugin\n" in failure.snippet
+
+
+def test_an_error_is_told_with_its_place_in_the_operation():
+    class Failing(Number):
+        def run(self, operation):
+            operation.forward_native(None, None, None, softmax_scale=1.0)
+
+    operation = operation_with(Failing(1))
+
+    def forward_native(self, query, key, value, *, softmax_scale):
+        raise KeyError("boom")
+
+    operation.forward_native = forward_native
+    (failure,) = conform(operation).failures
+    line = forward_native.__code__.co_firstlineno + 1
+    assert failure.text == f"KeyError: 'boom' (at test_runner.py, line {line})"
 
 
 def test_a_case_that_does_not_end_is_named(caplog, monkeypatch):
@@ -360,7 +377,7 @@ def test_an_error_that_cannot_say_its_text_is_a_failure_like_others():
     report = conform(operation_with(Number(1, "mute")))
     (failure,) = report.failures
     assert failure.kind == "raised"
-    assert failure.text == "Mute: (its text raised ZeroDivisionError)"
+    assert failure.text.startswith("Mute: (its text raised ZeroDivisionError) (at ")
 
 
 def test_a_report_of_another_level_is_damaged():

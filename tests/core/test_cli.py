@@ -395,6 +395,44 @@ def test_doctor_finds_hooks_that_nobody_calls(run, plugin):
     assert "did you mean 'switchax_rank'" in note
 
 
+def test_doctor_finds_hooks_that_were_not_marked(run, plugin, monkeypatch):
+    class Provider:
+        def switchax_kinds(self):
+            """Never asked."""
+
+        @hookimpl
+        def switchax_decision(self, decision):
+            """Asked."""
+
+    provider = Provider()
+    found = plugin("unmarked", provider).plugin
+    marked = type(sys)("marked")
+    marked.switchax_decision = provider.switchax_decision
+    known = loading._Provider(provider, marked)
+    monkeypatch.setitem(loading._providers, found.key, known)
+    (note,) = json.loads(run("doctor", "--json").stdout)["notes"]
+    assert "switchax_kinds is no hook without @switchax.hookimpl" in note
+
+
+def test_doctor_notes_what_an_import_changed(run, plugin):
+    class Provider:
+        @hookimpl
+        def switchax_decision(self, decision):
+            """Asked."""
+
+    plugin("changing", Provider()).changes = ("jax_enable_x64 from False to True",)
+    shown = run("doctor").stdout
+    assert "its import changed jax_enable_x64" in shown
+    assert shown.endswith("all well, but see the notes (1)\n")
+
+
+def test_doctor_finds_damaged_reports(run, monkeypatch):
+    monkeypatch.setattr(diagnosis, "shipped_level", lambda entry: diagnosis.DAMAGED)
+    notes = json.loads(run("doctor", "--json").stdout)["notes"]
+    assert len(notes) == len(registrations.entries())
+    assert "switchax conform vanilla --report" in " ".join(notes)
+
+
 def test_doctor_finds_a_plugin_that_brings_nothing(run, plugin):
     plugin("forgetful", type(sys)("forgetful"))
     result = run("doctor", "--json")

@@ -84,7 +84,7 @@ def test_writes_a_distribution_and_what_to_do_next(new, tmp_path):
         "  pip install ./core ./plugins/chunked  (in a clone of switchax)",
         "  pip install -e './switchax-my-flash[test]'",
         "  switchax list",
-        "  pytest ./switchax-my-flash  (some minutes)",
+        "  switchax conform my-flash  (some minutes; pytest asks the same)",
     ]
     assert (folder / "tests/test_my_flash.py").read_text() == TEST
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
@@ -170,6 +170,7 @@ def test_what_tools_leave_beside_the_template_is_not_copied(new, tmp_path, monke
         ("AUTO", "'AUTO'"),
         ("pytest", "'pytest'"),
         ("Switchax", "'Switchax'"),
+        ("switchax-mine", "'switchax-mine'"),
         ("f" * 41, f"'{'f' * 41}'"),
     ],
 )

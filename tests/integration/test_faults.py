@@ -5,6 +5,7 @@ them; a test reads what it needs of the answers.
 """
 
 import sys
+import time
 from types import ModuleType
 
 import pytest
@@ -306,11 +307,27 @@ def test_a_contract_that_is_not_stated_is_the_first(monkeypatch):
     assert "got SWITCHAX_CONTRACT=1" in record.reason
 
 
+def test_a_plugin_whose_import_does_not_end_is_named(monkeypatch, caplog):
+    module = ModuleType("slow")
+    monkeypatch.setitem(sys.modules, "slow", module)
+    monkeypatch.setattr(loading, "_LONG", 0.1)
+    monkeypatch.setattr(loading, "_resolve", lambda plugin: time.sleep(0.4) or module)
+    loading._load(FoundPlugin("slow", "slow-dist", "1.0", "slow"), Settings())
+    loading.hooks.unregister(name="slow-dist:slow")
+    assert caplog.messages == [
+        "plugin slow-dist:slow: 0.1 s of importing slow, and not done"
+    ]
+
+
 @pytest.mark.parametrize(
     ("key", "reason", "fix"),
     [
         ("ahead-dist:ahead", "NotThereYet", "matching versions of it and switchax"),
-        ("gone-dist:gone", "No module named 'gone_module'", "reinstall gone-dist"),
+        (
+            "gone-dist:gone",
+            "No module named 'gone_module'",
+            "correct the entry point gone = 'gone_module'",
+        ),
         ("part-dist:part", "no attribute 'nothing'", "upgrade or uninstall part-dist"),
         (
             "needy-dist:needy",

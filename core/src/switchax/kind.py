@@ -133,7 +133,7 @@ class OperationKind(abc.ABC):
     a whole kind from outside.
 
     Example:
-        A kind of one's own needs `bind`, `plan`, `operands` and `finish`:
+        A kind of one's own needs `bind`, `plan`, `operands`, `output` and `finish`:
 
         >>> class Rotary(OperationKind):
         ...     name = "rotary"

@@ -6,8 +6,10 @@ a second plugin of one name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
+import logging
 import threading
 import traceback
 from collections import Counter
@@ -32,9 +34,12 @@ __all__ = [
     "ensure_loaded",
     "first_result",
     "is_loading",
+    "unmarked_hooks",
 ]
 
 CONTRACT = 1
+_LOG = logging.getLogger("switchax")
+_LONG = 20  # seconds
 _UNSTATED_CONTRACT = 1
 
 
@@ -163,7 +168,7 @@ def _load(plugin: FoundPlugin, wanted: settings.Settings) -> PluginRecord:
     settings_before, axes_before = settings.configured(), rules.registered()
     jax_before = dict(jax.config.values)
     try:
-        with registrations.loading(plugin):
+        with registrations.loading(plugin), _named_if_long(plugin):
             provider = _resolve(plugin)
             _check_contract(plugin, provider)
             _register_hooks(plugin, provider)
@@ -243,6 +248,33 @@ def _register_hooks(plugin: FoundPlugin, provider: Any) -> None:
             )
 
 
+def unmarked_hooks(plugin: FoundPlugin) -> list[str]:
+    """Returns hooks that a loaded plugin defines without `hookimpl`, so in vain."""
+    provider = _providers.get(plugin.key)
+    names = [name for name in vars(hookspecs) if name.startswith("switchax_")]
+    return [
+        name
+        for name in names
+        if provider is not None
+        and callable(getattr(provider.named, name, None))
+        and not hasattr(provider.hooks, name)
+    ]
+
+
+@contextlib.contextmanager
+def _named_if_long(plugin: FoundPlugin) -> Iterator[None]:
+    """Logs which plugin it is that takes long to import: it may never end."""
+    text = "plugin %s: %s s of importing %s, and not done"
+    arguments = text, plugin.key, _LONG, plugin.module
+    timer = threading.Timer(_LONG, _LOG.warning, arguments)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _own_results(hook: str, plugin: FoundPlugin) -> Iterator[Any]:
     for implementation in getattr(hooks.hook, hook).get_hookimpls():
         if implementation.plugin is _providers[plugin.key].hooks:
@@ -266,7 +298,8 @@ def _fix(plugin: FoundPlugin, error: BaseException) -> str:
         return f"install matching versions of it and switchax, {without}"
     if isinstance(error, ModuleNotFoundError):
         if missing.partition(".")[0] == plugin.module.partition(".")[0]:
-            return f"reinstall {plugin.distribution}, {without}"
+            entry = f"the entry point {plugin.name} = {plugin.value!r}"
+            return f"correct {entry} or reinstall {plugin.distribution}, {without}"
         return f"install what provides {missing or 'a module'!r}, {without}"
     return f"upgrade or uninstall {plugin.distribution}, {without}"
 

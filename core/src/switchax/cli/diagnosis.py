@@ -15,7 +15,7 @@ import numpy as np
 from switchax import registrations
 from switchax._version import __version__
 from switchax.errors import SettingsError, described, first_line, near_miss
-from switchax.loading import ensure_loaded, hooks
+from switchax.loading import ensure_loaded, hooks, unmarked_hooks
 from switchax.registry import find_entry
 from switchax.settings import Settings, normalised, setting_sources
 from switchax.target import Target, target_of_device
@@ -23,6 +23,7 @@ from switchax.target import Target, target_of_device
 from .damage import damaged_files
 from .errors import one_line
 from .operations import claimants, contested, describe_plugin
+from .shipped import DAMAGED, shipped_level
 from .targets import present_target
 
 __all__ = ["diagnose", "load"]
@@ -69,7 +70,12 @@ def diagnose() -> dict[str, Any]:
             if not isinstance(value, SettingsError)
         ],
         "wrong_settings": wrong,
-        "notes": [*_unknown_plugins(plugins, settings), *_unknown_hooks()],
+        "notes": [
+            *_unknown_plugins(plugins, settings),
+            *_unknown_hooks(),
+            *_unmarked_hooks(),
+            *_damaged_reports(),
+        ],
         "damaged_files": damaged_files(),
         "devices": devices,
     }
@@ -162,6 +168,25 @@ def _unknown_hooks() -> list[str]:
         for name, call in calls.items()
         for implementation in call.get_hookimpls()
         if not call.has_spec() and not implementation.optionalhook
+    ]
+
+
+def _unmarked_hooks() -> list[str]:
+    """Hooks that a plugin wrote and forgot to mark, so that nobody asks them."""
+    return [
+        f"plugin {key}: {name} is no hook without @switchax.hookimpl; it is never asked"
+        for key, record in ensure_loaded(_right_settings()).items()
+        for name in unmarked_hooks(record.plugin)
+    ]
+
+
+def _damaged_reports() -> list[str]:
+    """Conformance reports that are shipped and cannot be read."""
+    return [
+        f"operation {entry.qualified}: its conformance report is damaged; write it "
+        f"anew with `switchax conform {entry.name} --report`"
+        for entry in registrations.entries()
+        if shipped_level(entry) == DAMAGED
     ]
 
 

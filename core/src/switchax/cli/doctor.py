@@ -129,6 +129,7 @@ def _verdict(findings: dict[str, Any]) -> str:
     if findings["devices"]["problem"]:
         counts["devices JAX starts on"] = "none"
     if not any(counts.values()):
-        notes = len(findings["notes"])
+        changes = [c for plugin in findings["plugins"] for c in plugin["changes"]]
+        notes = len(findings["notes"]) + len(changes)
         return f"all well, but see the notes ({notes})" if notes else "all well"
     return "not well: " + ", ".join(f"{what} {n}" for what, n in counts.items() if n)

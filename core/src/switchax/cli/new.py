@@ -63,7 +63,7 @@ def new(name: str, into: Path | None) -> None:
     show_line("  pip install ./core ./plugins/chunked  (in a clone of switchax)")
     show_line(f"  pip install -e {shlex.quote(f'{path}[test]')}")
     show_line("  switchax list")
-    show_line(f"  pytest {shlex.quote(path)}  (some minutes)")
+    show_line(f"  switchax conform {name}  (some minutes; pytest asks the same)")
 
 
 def _wrong(rule: str, got: str, todo: str) -> WrongCall:
@@ -75,6 +75,9 @@ def _check_name(name: str) -> None:
         rule = "a name of letters, digits, '_' and '-' that begins with a letter, ends "
         rule += f"with a letter or digit and has at most {_LONGEST} of them"
         raise _wrong(rule, f"{name!r}", "for example my_flash")
+    if normalised(name).startswith("switchax-"):
+        todo = "switchax- is put before it"
+        raise _wrong("a name without switchax- before it", f"{name!r}", todo)
     if normalised(name) in _RESERVED:
         rule = f"a name but {', '.join(sorted(_RESERVED))}"
         raise _wrong(rule, f"{name!r}", "choose another")

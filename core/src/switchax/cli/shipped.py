@@ -7,7 +7,9 @@ import importlib.resources
 from switchax._version import __version__
 from switchax.registrations import Entry
 
-__all__ = ["shipped_level"]
+__all__ = ["DAMAGED", "shipped_level"]
+
+DAMAGED = "damaged report"
 
 
 def shipped_level(entry: Entry) -> str:
@@ -24,13 +26,13 @@ def shipped_level(entry: Entry) -> str:
         folder = importlib.resources.files(package) / "conformance"
         text = (folder / f"{entry.name}.json").read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        return "damaged report"
+        return DAMAGED
     except (OSError, TypeError, ModuleNotFoundError):
         return ""
     try:
         report = Report.from_json(text)
     except ValueError:
-        return "damaged report"
+        return DAMAGED
     level = f"{report.level} on {report.device}"
     if not report.computed:
         level += ", compiled only"

@@ -6,8 +6,10 @@ import dataclasses
 import itertools
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -185,7 +187,8 @@ class Run:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return "raised", Finding(text=described(error)[:600])
+            text = described(error)[:600]
+            return "raised", Finding(text=f"{text}{_where(error, self.cls)}")
         if finding.text:
             return "accepted" if finding.accepted else "wrong", finding
         if not finding.error <= 1:
@@ -220,6 +223,21 @@ class Run:
         rule = self.cls.kind.suite.declaration
         snippet = snippet or with_changes(snippet_of(self.cls, case))
         return Failure(rule, case.title, case.title, "wrong", text, snippet)
+
+
+def _where(error: BaseException, cls: type[BaseOperation]) -> str:
+    """Returns where in the operation's own package an error arose, or ""."""
+    package = cls.__module__.partition(".")[0]
+    frames = [
+        frame
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] == package
+    ]
+    if not frames:
+        return ""
+    numbers = [n for f, n in traceback.walk_tb(error.__traceback__) if f is frames[-1]]
+    name = Path(frames[-1].f_code.co_filename).name
+    return f" (at {name}, line {numbers[-1]})"
 
 
 def is_less_optimised(level: str) -> bool:
