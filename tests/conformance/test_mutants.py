@@ -19,6 +19,7 @@ from .mutants import MEETINGS, MUTANTS, Right, WideLeft
 from .narrow_mutants import NARROW_MUTANTS
 from .rare_mutants import RARE_MUTANTS
 from .shape_mutants import SHAPE_MUTANTS
+from .way_mutants import WAY_MUTANTS
 
 pytestmark = pytest.mark.heavy
 
@@ -117,7 +118,7 @@ def test_each_mutant_is_found_under_its_rule(mutant):
 
 
 MISTAKES = BLOCK_MUTANTS | RARE_MUTANTS | SHAPE_MUTANTS | MEETING_MUTANTS
-MISTAKES |= CACHE_MUTANTS | NARROW_MUTANTS
+MISTAKES |= CACHE_MUTANTS | NARROW_MUTANTS | WAY_MUTANTS
 
 
 @each(MISTAKES)

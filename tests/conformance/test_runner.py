@@ -27,7 +27,7 @@ from switchax.kinds.attention import AttentionKind
 from switchax.loading import PluginRecord
 from switchax.testing import Case, Finding, Report, Suite, conform
 from switchax.testing.report import Failure, Result
-from switchax.testing.run import with_changes
+from switchax.testing.run import Run, with_changes
 from switchax.testing.running import devices
 
 
@@ -190,6 +190,8 @@ def test_the_snippet_of_a_change_by_an_import_imports_the_plugin(named, monkeypa
     records = {"switchax-numbers:numbers": record}
     monkeypatch.setattr("switchax.testing.run.ensure_loaded", lambda: records)
     (failure,) = conform(entry.operation).failures
+    assert failure.title == "the import of its plugin"
+    assert Run(entry.operation).check_declaration([]) == (failure,)
     assert failure.text.endswith("jax_enable_x64 to True, when it is imported")
     assert "\nimport numbers_plugin\n" in failure.snippet
 
@@ -341,6 +343,17 @@ DAMAGED = [
     '{"switchax_conformance": 1, "results": [3], "failures": []}',
     '{"switchax_conformance": 1, "results": 3, "failures": []}',
 ]
+
+
+def test_what_a_report_says_does_not_move_a_terminals_cursor():
+    report = conform(operation_with(Number(1)))
+    hostile = dataclasses.replace(report, device="cpu\x1b[2J")
+    assert "\x1b" not in str(Report.from_json(hostile.to_json()))
+
+
+def test_refused_cases_are_told_apart():
+    report = conform(operation_with(Number(1), Number(2, "refuse")))
+    assert "(quick, 2 cases, of which 1 were refused, on" in str(report)
 
 
 @pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))

@@ -27,6 +27,7 @@ __all__ = [
     "first_line",
     "house_message",
     "near_miss",
+    "printable",
 ]
 
 
@@ -126,15 +127,15 @@ def described(error: BaseException) -> str:
         raise
     except BaseException as second:
         text = f"(its text raised {type(second).__name__})"
-    return _shown(" ".join(f"{type(error).__name__}: {text}".split()))
+    return printable(" ".join(f"{type(error).__name__}: {text}".split()))
 
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's text, or its type where it has none."""
-    return _shown(next(iter(str(error).splitlines()), "") or type(error).__name__)
+    return printable(next(iter(str(error).splitlines()), "") or type(error).__name__)
 
 
-def _shown(text: str) -> str:
+def printable(text: str) -> str:
     """Returns foreign text whose control characters a terminal does not obey."""
     return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from switchax.checks import fail_value
-from switchax.errors import described
+from switchax.errors import described, printable
 
 from .suite import LEVELS
 
 __all__ = ["Failure", "Report", "Result"]
 
 _FORMAT = 1
+_MOST = 2**62  # of a count or a seed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,12 +178,15 @@ class Report:
             verdict = "compiles"
         if not self.complete and not self.failures:
             verdict = "was not tested to the end"
-        text = f"{self.operation} {verdict} ({self.level}, {self.cases} cases on "
+        refused = sum(result.refused for result in self.results)
+        text = f"{self.operation} {verdict} ({self.level}, {self.cases} cases"
+        text += f", of which {refused} were refused, on " if refused else " on "
         text += f"{self.device} in {self.seconds:.0f} s"
         text += f"; not asked: {', '.join(self.not_asked)})" if self.not_asked else ")"
         parts = [text, *map(str, self.failures)]
         parts += [f"not tested: {what}: {why}" for what, why in self.not_tested.items()]
-        return "\n".join(parts)
+        lines = "\n".join(parts).splitlines()
+        return "\n".join(map(printable, lines))
 
 
 _TEXTS = ("operation", "kind", "plugin", "level", "device")
@@ -218,7 +222,7 @@ def _is_result(result: Result) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value <= _MOST
 
 
 def _is_number(value: Any) -> bool:

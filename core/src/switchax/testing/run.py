@@ -68,11 +68,9 @@ class Run:
             cases: With their numbers.
             tell: Called with the number of each case before it is run.
         """
-        self._changed = [f"{c}, when it is imported" for c in _changes_of(self.cls)]
-        if self._changed and cases:
-            number, case = cases[0]
-            snippet = _of_import(self.cls)
-            self._met(number, self._of_changes(case, snippet), "globals")
+        changes = self._of_import()
+        if changes is not None and cases:
+            self._met(cases[0][0], changes, "globals")
         with self._as_it_is_asked():
             for count, (number, case) in enumerate(cases, 1):
                 if len(self.outcome.met) == self.max_failures:
@@ -150,14 +148,15 @@ class Run:
         """Runs cases until each declared thing was honoured once.
 
         Returns:
-            What is declared and always refused; see `refused_here`.
+            What is declared and always refused, see `refused_here`; and what its
+            plugin's import changed.
         """
         with self._as_it_is_asked():
             for number, case in enumerate(cases):
                 if case.computes and self._used(case) - self.outcome.honoured:
                     self._note(number, case, *self._try(case))
         failure, _ = refused_here(self.cls, self.outcome)
-        return () if failure is None else (failure,)
+        return tuple(f for f in (self._of_import(), failure) if f is not None)
 
     def _try(
         self, case: Case, operation: BaseOperation | None = None
@@ -217,11 +216,20 @@ class Run:
         snippet = snippet_of(self.cls, case)
         return Failure(rule, first.title, case.title, kind, text, snippet)
 
-    def _of_changes(self, case: Case, snippet: str = "") -> Failure:
+    def _of_import(self) -> Failure | None:
+        """The failure of a plugin whose import changed settings of JAX."""
+        changes = _changes_of(self.cls)
+        if not changes:
+            return None
+        text = f"changes what is global: {', '.join(changes)}, when it is imported"
+        rule, title = self.cls.kind.suite.declaration, "the import of its plugin"
+        return Failure(rule, title, title, "wrong", text, _of_import(self.cls))
+
+    def _of_changes(self, case: Case) -> Failure:
         """The failure of a case that left something global changed."""
         text = f"changes what is global: {', '.join(self._changed)}"
         rule = self.cls.kind.suite.declaration
-        snippet = snippet or with_changes(snippet_of(self.cls, case))
+        snippet = with_changes(snippet_of(self.cls, case))
         return Failure(rule, case.title, case.title, "wrong", text, snippet)
 
 
@@ -302,7 +310,9 @@ def _name_of(entry: registrations.Entry) -> str:
 def _of_class(snippet: str, name: str, cls: type[BaseOperation]) -> str:
     """Makes a snippet speak of a class where its name is not registered."""
     if "<locals>" in cls.__qualname__:  # nothing can import it
-        return snippet
+        made = f"{cls.__qualname__.rpartition('.')[2]}()"
+        made = snippet.replace(f"OperationRegistry.create({name!r})", made)
+        return made.replace("from switchax import OperationRegistry\n", "")
     imported = f"from {cls.__module__} import {cls.__qualname__.partition('.')[0]}"
     snippet = snippet.replace("from switchax import OperationRegistry", imported)
     created = f"OperationRegistry.create({name!r})"

@@ -32,6 +32,7 @@ __all__ = [
 INF, NAN = math.inf, math.nan
 _APART = 1 << 16
 _BLOCK = 128  # of keys, as kernels have them
+_LARGEST = np.iinfo(np.int32).max
 _ALIKE_IN_FLOAT32 = 1 << 24  # and the number after it
 Array = NDArray[Any]
 # What a call is that does not use a feature.
@@ -67,19 +68,22 @@ class AttentionCall:
         bias: "" (none), "full", "head" `[1, heads, q_len, kv_len]`, "slopes" `[1,
             heads, 1, kv_len]`, "sample" `[batch, 1, q_len, kv_len]`, "padding"
             `[batch, 1, 1, kv_len]`, "square" `[q_len, kv_len]`, "row" `[heads, q_len,
-            1]`, "key" `[kv_len]`, or "minus_inf", full with some -inf, some rows of
+            1]`, "rows" `[batch, 1, q_len, 1]`, "key" `[kv_len]`, "unbatched" `[heads,
+            q_len, kv_len]`, or "minus_inf", full with some -inf, some rows of
             nothing else, and none of the first block of keys where there are two.
         bias_level: What is added to the bias.
         bias_dtype: Dtype of bias and sinks; "" is that of query, and for sinks float32,
             or float64 for float64.
         mask: "" (none), "full", "key", "square", "head", "sample" or "padding", shaped
             as those of bias ("padding" is one of whole blocks where keys are more than
-            one), or "by_head" `[batch, heads, 1, kv_len]`, by which every
-            row sees a key; or "blocks", full, of triangles and of padding, another
-            form for each head and sample; or "row", by which some rows see none.
+            one), or "unbatched"; or "by_head" `[batch, heads, 1, kv_len]`, by which
+            every row sees a key; or "blocks", full, of triangles and of padding,
+            another form for each head and sample; or "row", by which some rows see
+            none.
         segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
             "apart" (the later half of the rows sees none), "many" (a document for
             every two tokens), "descending" (four documents, whose ids fall),
+            "split" (two documents, of every second sample one),
             "negative" (on both sides, at the start) or "trailing" (at the end).
         lengths: "", "q", "kv" or "both": of the samples, the first is two thirds of
             the axis (or, by seed, whole blocks), the second 0, the third beyond it,
@@ -93,6 +97,7 @@ class AttentionCall:
         sinks: None, 0 for `softmax_aux` `[heads]`, or n for `[heads, n]`.
         sink_level: What is added to the sinks.
         dropout: `dropout_prob`.
+        key_impl: Of the dropout key, "" for JAX's default.
         scale: `softmax_scale`.
         factor: What query, key and value are multiplied by.
         alike: Whether value's entries are near 1, so that sums over keys grow.
@@ -123,6 +128,7 @@ class AttentionCall:
     sinks: int | None = None
     sink_level: float = 0.0
     dropout: float = 0.0
+    key_impl: str = ""
     scale: float | None = None
     factor: float = 1.0
     alike: bool = False
@@ -264,6 +270,8 @@ def _logit_arrays(
     shapes = {
         "full": full,
         "row": (heads, q_len, 1),
+        "rows": (batch, 1, q_len, 1),
+        "unbatched": (heads, q_len, kv_len),
         "key": (kv_len,),
         "sample": (batch, 1, q_len, kv_len),
         "head": (1, heads, q_len, kv_len),
@@ -323,11 +331,13 @@ def _visibility_arrays(
             some = [length - length // 3 - (odd if length > 3 else 0), 0]
             if odd and length > _BLOCK:  # a whole block, or two of half the size
                 some[0] = _BLOCK if length > 2 * _BLOCK else _BLOCK // 2
-            some = [*(some[::-1] if odd and batch > 1 else some), length + 3, length]
+            beyond = _LARGEST if odd else length + 3
+            some = [*(some[::-1] if odd and batch > 1 else some), beyond, length]
             some += [-3]
             arrays[f"{name}_lengths"] = np.resize(some, batch).astype("int32")
     if call.dropout:
-        arrays["dropout_key"] = jax.random.key(call.seed)
+        key = jax.random.key(call.seed, impl=call.key_impl or None)
+        arrays["dropout_key"] = key
     return arrays
 
 
@@ -358,6 +368,10 @@ def _segment_ids(
     if call.segments == "descending":
         documents = (3 - np.arange(n) * 4 // max(n, 1) for n in (q_len, kv_len))
         q_ids, kv_ids = (np.tile(ids, (batch, 1)) for ids in documents)
+    if call.segments == "split":
+        documents = (np.arange(n) * 2 // max(n, 1) for n in (q_len, kv_len))
+        q_ids, kv_ids = (np.tile(ids, (batch, 1)) for ids in documents)
+        q_ids[1::2], kv_ids[1::2] = 0, 0
     # No negative id matches, whichever it is: both sides have equal ones.
     if call.segments == "trailing":
         q_ids[:, q_len - q_len // 3 :] = -1

@@ -38,6 +38,7 @@ from .singles import (
 )
 from .strategies import drawn_calls
 from .subject import Subject
+from .ways import dirty_ways, other_ways
 
 __all__ = ["AttentionCase", "AttentionSuite"]
 
@@ -73,6 +74,8 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
     {"seed": 0},
 )
 
+# Lower than what may stand for -inf in a dtype.
+_LOWEST = {"float16": -6e4, "bfloat16": -1e10}
 _COMPUTING = frozenset({"value", "dropout"})
 _MADE_SMALLER = frozenset({"value", "lse", "effect", "dropout"})
 _MADE_SMALLER |= {"mapped", "mapped operands"}
@@ -342,10 +345,16 @@ def _cases(
         yield case("R10", "dropout", dropout=0.25, **square)
         yield case("R10", "dropout", dropout=0.6, **square)
         yield case("R10", "dropout", dropout=0.25, **BLOCKS)
+        whole = {**BLOCKS, "q_len": 256, "kv_len": 256}
+        yield case("R10", "dropout", dropout=0.25, **whole)
+        yield case("R10", "dropout", dropout=0.25, key_impl="rbg", **square)
+        for layout in (x for x in capabilities.layouts[1:] if x != "bthd"):
+            yield case("R10", "dropout", dropout=0.25, layout=layout, **square)
     hidden = visibilities(full)
     yield from (case(rule, **call) for rule, call in hidden)
-    # Lower than what may stand for -inf.
-    lowest = -6e4 if main == "float16" else -1e10
+    ways = other_ways(capabilities, dtypes)
+    yield from (case(rule, **call) for rule, call in ways)
+    lowest = _LOWEST.get(main, -1e10)
     hiders: list[dict[str, Any]] = [{"mask": "full"}, {"causal": True}]
     hiders += [{"lengths": "kv"}, {"window": (2, 0)}]
     hiders += [{"segments": "ids", "q_len": 9, "kv_len": 9}]
@@ -353,6 +362,11 @@ def _cases(
         yield case("R3", "hidden", bias="full", bias_level=lowest, **call)
     if main in ("float32", "bfloat16"):  # the least number, by which models hide
         yield case("R2", "hidden", bias="full", bias_level=-3.3e38)
+    for dtype in (d for d in dtypes[1:] if d in _LOWEST):
+        for call in hiders[:2]:
+            for least, of in ((_LOWEST[dtype], ""), (-1e5, "float32")):
+                level_of: dict[str, Any] = {"bias_level": least, "bias_dtype": of}
+                yield case("R3", "hidden", bias="full", dtype=dtype, **level_of, **call)
     # Positions from 256 on are no numbers of bfloat16. Logits are large, so that one
     # key too many has a weight that shows.
     later: dict[str, Any] = {
@@ -367,6 +381,14 @@ def _cases(
         yield case("R8", dtype=dtype, causal=True, factor=1.5, **later)
         yield case("R8", dtype=dtype, bias="full", bias_dtype="float32")
         yield case("R8", dtype=dtype, sinks=0, bias_dtype=dtype)
+        if dtype != "float64":  # logits about as large as the sinks, of float32
+            near: dict[str, Any] = {
+                "sinks": 0,
+                "sink_level": 95.0,
+                "factor": 8.0,
+                "q_len": 33,
+            }
+            yield case("R8", dtype=dtype, kv_len=33, **near)
         yield case(
             "R8", dtype=dtype, bias="full", bias_dtype="float32", bias_level=-200.0
         )
@@ -376,6 +398,7 @@ def _cases(
     hiding: dict[str, Any] = {"lengths": "kv", "kv_len": 70}
     soiled: list[dict[str, Any]] = [
         {**hiding, "kv_len": 300, "batch": 1},  # more than a block of keys
+        *dirty_ways(capabilities),
         {**hiding, "kv_heads": 2},
         {**hiding, "plain": True},
         {"causal": True, "q_len": 5, "kv_len": 200, "kv_heads": 2, "plain": True},
@@ -450,6 +473,10 @@ def _cases(
     yield case("R13", "second order", causal=True)
     yield case("R13", "second order", soft_cap=0.8)
     yield case("R13", "second order", bias="full", sinks=0)
+    seen: dict[str, Any] = {"mask": "full", "kv_heads": 2, "lengths": "kv"}
+    seen |= {"window": (2, 0), "segments": "ids", "q_len": 9, "kv_len": 9}
+    made = as_declared(case("R13", **seen).call, capabilities)
+    yield dataclasses.replace(case("R13", "second order"), call=made)
     if jax.device_count() >= 4:
         for call in (
             {},

@@ -100,7 +100,8 @@ def _of_what_is_given(
 
 
 def _with_key(drawn: Drawn, seed: int) -> Drawn:
-    key = {"dropout_key": jax.random.key(seed)}
+    impl = jax.random.key_impl(drawn.arrays["dropout_key"])
+    key = {"dropout_key": jax.random.key(seed, impl=impl)}
     return dataclasses.replace(drawn, arrays={**drawn.arrays, **key})
 
 
