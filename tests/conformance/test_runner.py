@@ -28,7 +28,7 @@ from switchax.loading import PluginRecord
 from switchax.testing import Case, Finding, Report, Suite, conform
 from switchax.testing.report import Failure, Result
 from switchax.testing.run import Run, with_changes
-from switchax.testing.running import devices
+from switchax.testing.running import devices, shortened
 
 
 class Mute(Exception):
@@ -194,6 +194,13 @@ def test_the_snippet_of_a_change_by_an_import_imports_the_plugin(named, monkeypa
     assert Run(entry.operation).check_declaration([]) == (failure,)
     assert failure.text.endswith("jax_enable_x64 to True, when it is imported")
     assert "\nimport numbers_plugin\n" in failure.snippet
+
+
+def test_of_a_long_error_both_ends_are_told():
+    error = ValueError(f"begins{'x' * 1000}ends")
+    assert shortened(error).startswith("ValueError: beginsxxx")
+    assert shortened(error).endswith("xxxends")
+    assert len(shortened(error)) < 700
 
 
 def test_an_error_is_told_with_its_place_in_the_operation():

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from switchax import registrations
-from switchax.errors import UnsupportedError, described, first_line
+from switchax.errors import UnsupportedError, first_line
 from switchax.loading import ensure_loaded
 from switchax.operation import BaseOperation
 from switchax.registry import find_entry
@@ -25,7 +25,7 @@ from switchax.target import Target, current_target
 from .globals import Globals
 from .outcome import Met, Outcome, Refused
 from .report import Failure, Result
-from .running import RefusedLate, compiled_quickly, devices, watched
+from .running import RefusedLate, compiled_quickly, devices, shortened, watched
 from .suite import Case, Finding
 
 __all__ = ["Run", "is_less_optimised", "refused_here", "snippet_of", "with_changes"]
@@ -186,8 +186,8 @@ class Run:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            text = described(error)[:600]
-            return "raised", Finding(text=f"{text}{_where(error, self.cls)}")
+            where = _where(error, self.cls)
+            return "raised", Finding(text=f"{shortened(error)}{where}")
         if finding.text:
             return "accepted" if finding.accepted else "wrong", finding
         if not finding.error <= 1:

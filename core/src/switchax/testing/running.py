@@ -10,14 +10,15 @@ from typing import Any
 
 import jax
 
-from switchax.errors import UnsupportedError, first_line
+from switchax.errors import UnsupportedError, described, first_line
 from switchax.operation import BaseOperation, defined_methods
 
 __all__ = ["RefusedLate", "compiled_quickly", "devices", "jitted"]
-__all__ += ["watched", "wide_types"]
+__all__ += ["shortened", "watched", "wide_types"]
 
 # Most of a run is compilation, of which this leaves out more than half on a CPU.
 _QUICKLY = {"xla_backend_optimization_level": 0}
+_SHOWN = 300  # of an error's text, at either end
 _options: ContextVar[dict[str, Any] | None] = ContextVar("options", default=None)
 
 
@@ -52,6 +53,13 @@ def devices() -> list[str]:
         return []
     flag = f"--xla_force_host_platform_device_count={jax.device_count()}"
     return ["import os", "", f'os.environ["XLA_FLAGS"] = "{flag}"', ""]
+
+
+def shortened(error: BaseException) -> str:
+    """Returns an error's text without its middle: the remedy stands at the end."""
+    text = described(error)
+    most = 2 * _SHOWN
+    return text if len(text) <= most else f"{text[:_SHOWN]} ... {text[-_SHOWN:]}"
 
 
 def watched(cls: type[BaseOperation]) -> type[BaseOperation]:

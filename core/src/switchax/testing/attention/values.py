@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from switchax.errors import UnsupportedError, described
+from switchax.errors import UnsupportedError
 from switchax.kinds.attention import AttentionOutput
-from switchax.testing.running import RefusedLate
+from switchax.testing.running import RefusedLate, shortened
 from switchax.testing.suite import Finding, worst
 from switchax.testing.tolerance import ROUNDING, allowed
 
@@ -67,7 +67,7 @@ def check_value(subject: Subject) -> Finding:
         except RefusedLate:
             raise
         except Exception as error:  # though the outputs alone did not
-            text = f"derivatives of {', '.join(names)} raise {described(error)[:600]}"
+            text = f"derivatives of {', '.join(names)} raise {shortened(error)}"
             return Finding(text=text, rule="R11", quantity="gradients")
         whole = plain, given, *derived
     return worst([*findings, *_gradients(subject, drawn, whole, expected)])
