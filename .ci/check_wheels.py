@@ -21,7 +21,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXPECTED = {"chunked", "vanilla", "sdpa"}
+EXPECTED = {"chunked", "flash_attn2", "pallas_flash", "sdpa", "vanilla"}
 NEW = "mykernel"
 
 ATTEND = """

@@ -29,7 +29,9 @@ MODES = {
 
 def wrong(rule: str, got: str, todo: str) -> WrongCall:
     """Builds the error of a flag that cannot be read."""
-    return WrongCall(house_message("switchax explain", rule, got, todo))
+    context = click.get_current_context(silent=True)
+    command = "switchax explain" if context is None else context.command_path
+    return WrongCall(house_message(command, rule, got, todo))
 
 
 def _shape(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:

@@ -15,6 +15,7 @@ from .conform import conform
 from .doctor import doctor
 from .errors import WrongCall, house_form, one_line, plain_warnings
 from .explain import explain
+from .inspect import inspect
 from .listing import list_operations
 from .new import new
 from .output import stdout_kept
@@ -103,7 +104,7 @@ def make_group() -> Group:
         "switchax",
         help="Shows which attention kernels are installed, and which one a call gets.",
         context_settings={"help_option_names": ["-h", "--help"]},
-        commands=[list_operations, doctor, explain, conform, new],
+        commands=[list_operations, doctor, explain, inspect, conform, new],
         no_args_is_help=True,
     )
     version = click.version_option(__version__, message="switchax %(version)s")

@@ -1,0 +1,223 @@
+"""Reads what libtpu writes of a kernel: its bundles, units and allocations.
+
+Per kernel there is a file of bundles (one line each, with the address and a mark where
+a loop or a branch begins), one of the units that each bundle occupies, and one that
+lists allocations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any
+
+__all__ = ["MATRIX", "Block", "KernelSchedule", "read_schedules"]
+
+MATRIX = "MATMUL"
+"""The unit by whose work the hot block is found."""
+_SPILLS = ("VSTORE:SPILL", "VLOAD:FILL")
+_NEARLY = 0.9  # of the most matrix work: blocks of the same tile, masked and not
+
+_BUNDLE = re.compile(r"^\s*(?:0x)?([0-9a-f]+)\s+(?:(LH|LB|LE|PB|PF|CT)\s*)?:")
+_ENTRY = re.compile(r"/\* entry bundle: %(\S+) = .*custom-call")
+_ALLOCATION = re.compile(
+    r"#allocation\w+ \[shape = '([^']*)', space=(\w+), size = 0x([0-9a-f]+)"
+)
+_UTILISATION = r"final_hlo-static-per-bundle-utilization"
+_REGISTERS = r"post-ra"  # once registers are allocated, and what did not fit
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Bundles without a branch or a label between them.
+
+    Attributes:
+        first: Address of the first.
+        bundles: How many; each takes a cycle, and longer where it waits.
+        used: Slots that they occupy, by unit.
+        capacity: Slots of one bundle, by unit.
+    """
+
+    first: int
+    bundles: int
+    used: dict[str, int]
+    capacity: dict[str, int]
+
+    @property
+    def occupancy(self) -> dict[str, float]:
+        """The share of each unit's slots that is used."""
+        return {
+            unit: used / (self.capacity[unit] * self.bundles)
+            for unit, used in self.used.items()
+        }
+
+    @property
+    def floor(self) -> int:
+        """Bundles that the busiest unit needs: no schedule of this work is shorter."""
+        needed = (math.ceil(n / self.capacity[unit]) for unit, n in self.used.items())
+        return max(needed, default=0)
+
+    @property
+    def spills(self) -> int:
+        """Registers that are stored to memory for want of room, and loaded again."""
+        return sum(self.used.get(unit, 0) for unit in _SPILLS)
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelSchedule:
+    """The schedule of one kernel.
+
+    Attributes:
+        name: As in the compiled program.
+        bundles: All of them, in the order of addresses.
+        vmem: Bytes of vector memory that it allocates, windows of operands included.
+        hot: The block that does a full tile: of those with the most matrix work, the
+            shortest.
+        units: Names of the columns of `rows`.
+        rows: Slots that each bundle of `hot` occupies, by unit.
+    """
+
+    name: str
+    bundles: int
+    vmem: int
+    hot: Block
+    units: tuple[str, ...]
+    rows: tuple[tuple[int, ...], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns it as JSON data, without `rows`."""
+        hot = self.hot
+        return {
+            "name": self.name,
+            "bundles": self.bundles,
+            "vmem_bytes": self.vmem,
+            "hot": {
+                "first": hot.first,
+                "bundles": hot.bundles,
+                "floor": hot.floor,
+                "share_of_floor": round(hot.floor / hot.bundles, 4),
+                "spills": hot.spills,
+                "used": hot.used,
+                "capacity": hot.capacity,
+                "occupancy": {u: round(x, 4) for u, x in hot.occupancy.items()},
+            },
+        }
+
+
+def read_schedules(
+    folder: Path, but: AbstractSet[Path] = frozenset()
+) -> list[KernelSchedule]:
+    """Returns the schedules of all custom calls that libtpu wrote to a folder.
+
+    Args:
+        folder: What `--xla_jf_dump_to` named.
+        but: Files that were there before.
+
+    Raises:
+        ValueError: If a file is not as libtpu writes it.
+    """
+    found = []
+    for path in sorted(folder.glob("*-final_bundles.txt")):
+        if "schedule-analysis" in path.name or path in but:
+            continue
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            name, cuts = _parts(lines)
+        if name:
+            found.append(_schedule(path, name, cuts))
+    return found
+
+
+def _parts(lines: Iterable[str]) -> tuple[str, list[int]]:
+    """Returns the kernel's name, "" for XLA's own, and where blocks begin."""
+    name, cuts = "", {0}
+    for line in lines:
+        bundle = _BUNDLE.match(line)
+        if bundle is None:
+            continue
+        address = int(bundle[1], 16)
+        if bundle[2]:
+            cuts.add(address)
+        if "sbr.rel" in line:  # a branch ends the block after its own bundle
+            cuts.add(address + 1)
+        entry = _ENTRY.search(line) if not name else None
+        name = entry[1] if entry else name
+    return name, sorted(cuts)
+
+
+def _schedule(path: Path, name: str, cuts: Sequence[int]) -> KernelSchedule:
+    kernel = re.sub(r"-\d+-final_bundles\.txt$", "", path.name)
+    units, capacity, rows = _utilisation(_beside(path, kernel, _UTILISATION))
+    starts = [cut for cut in cuts if cut < len(rows)]
+    blocks = [
+        _block(units, capacity, rows, first, end)
+        for first, end in zip(starts, [*starts[1:], len(rows)], strict=True)
+    ]
+    most = max(block.used.get(MATRIX, 0) for block in blocks)
+    busy = [b for b in blocks if b.used.get(MATRIX, 0) >= _NEARLY * most]
+    hot = min(busy, key=lambda block: block.bundles) if most else max(busy, key=_size)
+    vmem = _vmem(_beside(path, kernel, _REGISTERS))
+    part = tuple(rows[hot.first : hot.first + hot.bundles])
+    return KernelSchedule(name, len(rows), vmem, hot, units, part)
+
+
+def _size(block: Block) -> int:
+    return block.bundles
+
+
+def _beside(path: Path, kernel: str, stage: str) -> Path:
+    """Returns the file of the same kernel that shows it at a stage."""
+    wanted = re.compile(rf"{re.escape(kernel)}-\d+-{stage}\.txt")
+    for other in path.parent.iterdir():
+        if wanted.fullmatch(other.name):
+            return other
+    raise ValueError(
+        f"inspect: expected libtpu to write {stage} of {kernel}, got none; "
+        "another libtpu may name it otherwise"
+    )
+
+
+def _utilisation(
+    path: Path,
+) -> tuple[tuple[str, ...], tuple[int, ...], list[tuple[int, ...]]]:
+    """Returns the units, the slots that each has in a bundle, and those in use."""
+    units: tuple[str, ...] = ()
+    numbers: list[tuple[int, ...]] = []
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        if MATRIX in line:
+            units = tuple(unit.strip() for unit in line.split(","))
+        elif units and re.fullmatch(r"[\s\d]+", line) and line.strip():
+            numbers.append(tuple(map(int, line.split())))
+    if not units or not numbers or any(len(row) != len(units) for row in numbers):
+        raise ValueError(
+            f"inspect: expected units and a row for each bundle, got {path.name}; "
+            "another libtpu may write it otherwise"
+        )
+    return units, numbers[0], numbers[1:]
+
+
+def _block(
+    units: Sequence[str],
+    capacity: Sequence[int],
+    rows: Sequence[Sequence[int]],
+    first: int,
+    end: int,
+) -> Block:
+    used = {
+        unit: sum(row[column] for row in rows[first:end])
+        for column, unit in enumerate(units)
+    }
+    return Block(first, end - first, used, dict(zip(units, capacity, strict=True)))
+
+
+def _vmem(path: Path) -> int:
+    """Adds up what is allocated in vector memory; buffers of a window are in it."""
+    total = 0
+    for line in path.read_text("utf-8", errors="replace").splitlines():
+        allocation = _ALLOCATION.search(line)
+        if allocation and allocation[2] == "vmem":
+            total += int(allocation[3], 16)
+    return total

@@ -1,0 +1,108 @@
+"""The operation "pallas_flash"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from jax import Array
+
+from switchax import (
+    ATTENTION,
+    BaseOperation,
+    Capabilities,
+    Cost,
+    OperationRegistry,
+    Refusal,
+    Request,
+    Target,
+)
+
+from .blocks import PallasFlashConfig
+
+__all__ = ["PallasFlashAttention"]
+
+
+@OperationRegistry.register
+class PallasFlashAttention(BaseOperation):
+    """Flash attention for TPU, in Pallas: a kernel forward, and one backward."""
+
+    kind = ATTENTION
+    config_class = PallasFlashConfig
+    capabilities = Capabilities(
+        platforms={"cpu", "tpu"},
+        dtypes={"bfloat16", "float32"},
+        features=set(ATTENTION.features) - {"weights", "dropout"},
+        differentiable={"query", "key", "value", "bias", "softmax_aux", "lse"},
+        cost=Cost.FUSED,
+        layouts=("bhtd",),
+        limits={"head_dim": 256, "v_head_dim": 256},
+        opaque=True,
+        shardable={"batch", "heads"},
+        # On a CPU Pallas interprets it, slowly; on a TPU it has been compiled, not run.
+        experimental=True,
+    )
+
+    @classmethod
+    def get_impl_name(cls) -> tuple[str, str]:
+        """Returns "pallas_flash" and the name that it shares."""
+        return "pallas_flash", "flash_attn2"
+
+    @classmethod
+    def refusals(cls, request: Request, target: Target) -> Iterable[Refusal]:
+        """Refuses what no capability can state."""
+        for axis, size in request.sizes.items():
+            if not isinstance(size, int):  # a symbol of jax.export
+                hint = "blocks are counted when a call is traced: export with numbers"
+                yield Refusal("rule", axis, str(size), "a number", hint)
+
+    def forward_tpu(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        softmax_scale: float,
+        bias: Array | None,
+        mask: Array | None,
+        q_segment_ids: Array | None,
+        kv_segment_ids: Array | None,
+        q_lengths: Array | None,
+        kv_lengths: Array | None,
+        causal: bool,
+        window: tuple[int | None, int | None] | None,
+        q_offset: Array | int,
+        logits_soft_cap: float | None,
+        softmax_aux: Array | None,
+    ) -> tuple[Array, Array]:
+        """Computes attention; see `switchax.attention` for the arguments."""
+        return self._attend(locals(), interpret=False)
+
+    def forward_cpu(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        softmax_scale: float,
+        bias: Array | None,
+        mask: Array | None,
+        q_segment_ids: Array | None,
+        kv_segment_ids: Array | None,
+        q_lengths: Array | None,
+        kv_lengths: Array | None,
+        causal: bool,
+        window: tuple[int | None, int | None] | None,
+        q_offset: Array | int,
+        logits_soft_cap: float | None,
+        softmax_aux: Array | None,
+    ) -> tuple[Array, Array]:
+        """Computes the same by Pallas's interpreter: slow, for tests."""
+        return self._attend(locals(), interpret=True)
+
+    def _attend(self, given: dict[str, Any], interpret: bool) -> tuple[Array, Array]:
+        from .attend import attend  # heavy imports live in there
+
+        operands = [given.pop(name) for name in ("query", "key", "value")]
+        given.pop("self")
+        return attend(*operands, **given, config=self.config, interpret=interpret)
