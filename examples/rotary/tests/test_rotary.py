@@ -123,9 +123,10 @@ def test_a_broken_operation_fails_by_its_rule(rule, operation):
 
 
 def test_the_snippet_of_a_failure_runs(capsys):
-    (failure,) = conform(broken(other_base), max_failures=1).failures
-    exec(failure.snippet.replace("'broken'", "'rotary_xla'"), {})
-    assert capsys.readouterr().out.startswith("right: ")
+    operation = broken(other_base)
+    (failure,) = conform(operation, max_failures=1).failures
+    exec(failure.snippet, {operation.__name__: operation})
+    assert capsys.readouterr().out.startswith("wrong: ")
 
 
 def test_products_depend_on_distances_alone():
