@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
+
+from switchax.kinds.attention import share_with_sinks
 
 from .kernel import attend_keys
 from .logits import Operands, Static, precise
@@ -202,19 +204,9 @@ def _counting(key: Array | None) -> Array | None:
 
 
 def _with_sinks(output: Array, lse: Array, softmax_aux: Array) -> tuple[Array, Array]:
-    """Adds sinks to the denominator; differentiated by JAX."""
-    heads = lse.shape[1]
-    num_sinks = softmax_aux.size // heads if heads else 0
-    sinks = softmax_aux.astype(lse.dtype).reshape(1, heads, 1, num_sinks)
-    m = jnp.maximum(lse[..., None], sinks.max(axis=-1, keepdims=True, initial=-jnp.inf))
-    m = lax.stop_gradient(jnp.where(m == -jnp.inf, 0, m))
-    is_empty = lse == -jnp.inf
-    keys = jnp.where(is_empty, 0, jnp.exp(jnp.where(is_empty, 0, lse) - m[..., 0]))
-    total = keys + jnp.exp(sinks - m).sum(axis=-1)
-    nothing = total == 0
-    total = jnp.where(nothing, 1, total)
-    share = jnp.swapaxes(keys / total, 1, 2)[..., None]
-    lse = jnp.where(nothing, -jnp.inf, m[..., 0] + jnp.log(total))
+    share, total = share_with_sinks(lse, softmax_aux)
+    share, sees_none = (
+        jnp.swapaxes(x, 1, 2)[..., None] for x in (share, lse == -jnp.inf)
+    )
     # Where no key is seen, a cotangent of the output may be anything.
-    sees_none = jnp.swapaxes(is_empty, 1, 2)[..., None]
-    return jnp.where(sees_none, 0, output * share), lse
+    return jnp.where(sees_none, 0, output * share), total

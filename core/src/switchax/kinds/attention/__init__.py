@@ -4,6 +4,7 @@ from .adaptation import AttentionPlan
 from .definition import ATTENTION, AttentionKind
 from .outcome import AttentionOutput
 from .request import AttentionRequest
+from .sinks import share_with_sinks
 from .visibility import position_mask, seen, sees_everything, visibility
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "position_mask",
     "seen",
     "sees_everything",
+    "share_with_sinks",
     "visibility",
 ]
