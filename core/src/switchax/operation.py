@@ -64,7 +64,7 @@ class BaseOperation(abc.ABC):
             kind = ATTENTION
             capabilities = Capabilities(
                 platforms={"tpu"}, features={"causal"}, differentiable={"query"},
-                multiples={"q_len": 128, "kv_len": 128}, cost=Cost.FUSED, opaque=True,
+                multiples={"head_dim": 128}, cost=Cost.FUSED, opaque=True,
             )
 
             @classmethod

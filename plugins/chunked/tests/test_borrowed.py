@@ -199,3 +199,54 @@ def test_what_it_cannot_know_is_an_error():
         attend(Q, KEYS, VALUES)
     with pytest.raises(ValueError, match="'bthd' or 'bhtd', got 'thd'"):
         borrow_backward(vanilla, layout="thd")
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "said"),
+    [
+        (
+            lambda output, lse: output,
+            TypeError,
+            r"\(output, lse\), got .*; return both",
+        ),
+        (lambda output, lse: (output, None, lse), TypeError, "got tuple; return both"),
+        (lambda output, lse: (output, None), TypeError, "lse as an array, got a None"),
+        (
+            lambda output, lse: (output, lse.astype("bfloat16")),
+            TypeError,
+            "lse in float32, got bfloat16",
+        ),
+        (
+            lambda output, lse: (output, lse.swapaxes(1, 2)),
+            ValueError,
+            r"lse of shape \(2, 4, 9\), got \(2, 9, 4\)",
+        ),
+        (
+            lambda output, lse: (output, lse[..., None]),
+            ValueError,
+            r"lse of shape \(2, 4, 9\), got \(2, 4, 9, 1\)",
+        ),
+        (
+            lambda output, lse: (output.swapaxes(1, 2), lse),
+            ValueError,
+            r"output of shape \(2, 9, 4, 6\), got .*; with layout 'bthd' query is",
+        ),
+    ],
+)
+def test_what_a_kernel_returns_is_checked(returned, error, said):
+    def kernel(query, key, value, **given):
+        return returned(*vanilla(query, key, value, **given))
+
+    attend = borrow_backward(kernel)
+    with pytest.raises(error, match=f"^borrow_backward: .*{said}"):
+        attend(Q, KEYS, VALUES, softmax_scale=0.5)
+
+
+def test_what_a_kernel_returns_in_the_other_layout_is_checked():
+    def kernel(query, key, value, **given):
+        return vanilla(*(x.swapaxes(1, 2) for x in (query, key, value)), **given)
+
+    attend = borrow_backward(kernel, layout="bhtd")
+    turned = (x.swapaxes(1, 2) for x in (Q, KEYS, VALUES))
+    with pytest.raises(ValueError, match=r"output of shape \(2, 4, 9, 6\), got \(2, 9"):
+        attend(*turned, softmax_scale=0.5)

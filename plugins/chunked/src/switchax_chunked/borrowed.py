@@ -72,9 +72,11 @@ def borrow_backward(
 
     Raises:
         TypeError: If an argument is none of those: what it does cannot be known. So
-            with dropout: which weights a kernel drops is its own.
+            with dropout: which weights a kernel drops is its own. From the function it
+            returns, if `forward` returns no pair of arrays, or an lse in half
+            precision.
         ValueError: If `layout` is another; from the function it returns, for segment
-            ids of one side alone.
+            ids of one side alone, and if what `forward` returns has another shape.
     """
     if layout not in ("bthd", "bhtd"):
         raise ValueError(
@@ -106,13 +108,17 @@ def borrow_backward(
         )
         query, key, value, arrays = varying_alike((query, key, value, arrays))
 
+        def called(query: Array, key: Array, value: Array, arrays: Any) -> Any:
+            found = forward(query, key, value, **static, **arrays)
+            return _checked(layout, found, query, value)
+
         @jax.custom_vjp
-        def run(query: Array, key: Array, value: Array, arrays: Any) -> Any:
-            output, lse = forward(query, key, value, **static, **arrays)
+        def run(*operands: Any) -> Any:
+            output, lse = called(*operands)
             return output.astype(query.dtype), lse
 
         def run_forward(*operands: Any) -> Any:
-            output, lse = forward(*operands[:3], **static, **operands[3])
+            output, lse = called(*operands)
             return (output.astype(query.dtype), lse), (operands, output, lse)
 
         def run_backward(residuals: Any, cotangents: Any) -> Any:
@@ -123,6 +129,39 @@ def borrow_backward(
         return run(query, key, value, arrays)
 
     return with_gradients
+
+
+def _checked(
+    layout: str, found: Any, query: Array, value: Array
+) -> tuple[Array, Array]:
+    """Returns what a forward pass returned, if it is what the backward pass takes."""
+    rule = "borrow_backward: expected the forward pass to return"
+    if not (isinstance(found, tuple | list) and len(found) == 2):
+        got = f"{type(found).__name__}{getattr(found, 'shape', '')}"
+        raise TypeError(f"{rule} (output, lse), got {got}; return both")
+    output, lse = found
+    batch, heads = query.shape[0], query.shape[2 if layout == "bthd" else 1]
+    q_len = query.shape[1 if layout == "bthd" else 2]
+    shapes = {
+        "output": (*query.shape[:3], value.shape[3]),
+        "lse": (batch, heads, q_len),
+    }
+    for (name, shape), x in zip(shapes.items(), found, strict=True):
+        if not isinstance(x, Array):
+            raise TypeError(
+                f"{rule} {name} as an array, got a {type(x).__name__}; return one"
+            )
+        if x.shape != shape:
+            raise ValueError(
+                f"{rule} {name} of shape {shape}, got {x.shape}; with layout "
+                f"{layout!r} query is {query.shape}"
+            )
+    if lse.dtype not in (jnp.float32, jnp.float64):
+        raise TypeError(
+            f"{rule} lse in float32, got {lse.dtype}; do not round it: every weight of "
+            "the backward pass is computed from it"
+        )
+    return output, lse
 
 
 def _gradients(
