@@ -201,6 +201,18 @@ def test_what_it_cannot_know_is_an_error():
         borrow_backward(vanilla, layout="thd")
 
 
+@pytest.mark.parametrize("sinks", [(0, 2), (0,)])
+def test_no_heads_have_sinks(sinks):
+    attend = borrow_backward(vanilla)
+    q, k = jnp.zeros((1, 3, 0, 4)), jnp.zeros((1, 5, 0, 4))
+
+    def loss(q, sinks):
+        return attend(q, k, k, softmax_scale=1.0, softmax_aux=sinks)[0].sum()
+
+    found = jax.grad(loss, (0, 1))(q, jnp.zeros(sinks))
+    assert [x.shape for x in found] == [q.shape, sinks]
+
+
 @pytest.mark.parametrize(
     ("returned", "error", "said"),
     [

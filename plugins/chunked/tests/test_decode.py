@@ -14,7 +14,7 @@ from switchax_chunked.tiling import ChunkedConfig
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-B, T, S, H, K, D = 2, 3, 40, 4, 2, 8
+B, T, S, H, K, D = 2, 3, 40, 4, 2, 32
 IDS = {
     "q_segment_ids": jnp.asarray([[0, 0, 1], [2, -1, 2]], jnp.int32),
     "kv_segment_ids": jnp.asarray([[0] * 20 + [1] * 20, [2] * 33 + [-1] * 7]),
@@ -40,7 +40,7 @@ def drawn(*shape, seed=0, dtype=jnp.bfloat16):
 
 
 def operands(kv_heads=K):
-    shapes = ((B, T, H, D), (B, S, kv_heads, D), (B, S, kv_heads, 6))
+    shapes = ((B, T, H, D), (B, S, kv_heads, D), (B, S, kv_heads, 24))
     return [drawn(*shape, seed=seed) for seed, shape in enumerate(shapes)]
 
 
@@ -165,3 +165,15 @@ def test_other_dtypes_and_many_rows_are_left_to_tiles(monkeypatch):
     assert not decode.suits(as_operands._replace(v=v.astype(jnp.float32)), None)
     many = jnp.zeros((1, 16, 1, 16, D), jnp.bfloat16)
     assert not decode.suits(as_operands._replace(q=many), None)
+
+
+def test_logits_are_no_larger_than_the_cache(monkeypatch):
+    monkeypatch.setattr(decode, "has_matrix_units", lambda: True)
+    k = jnp.zeros((4, 8192, 1, 16), jnp.bfloat16)
+    for rows, is_small in ((1, True), (2, False)):  # 8 heads and rows, 2 * 4 bytes each
+        q = jnp.zeros((4, rows, 1, 8, 16), jnp.bfloat16)
+        assert decode.suits(decode.Operands(q, k, k, None), None) == is_small
+        q = q.reshape(4, rows, 8, 16)
+        run = jax.jit(lambda q, k: attend(q, k, k, softmax_scale=0.4)[0])
+        held = run.lower(q, k).compile().memory_analysis().temp_size_in_bytes
+        assert held <= 1.1 * (k.nbytes + k.nbytes)

@@ -223,7 +223,9 @@ def _gradients(
             shape = given["bias"].shape
             d_bias = d.bias.reshape(*shape[:2], *d.bias.shape[3:])
             found["bias"] = d_bias[:, :, : shape[2]]
-    if sinks is not None:
+    if sinks is not None and 0 in sinks.shape:
+        found["softmax_aux"] = jnp.zeros_like(sinks)
+    elif sinks is not None:
         found["softmax_aux"] = _of_sinks(sinks, output, lse, d_output, d_lse)
     return *d_qkv, found
 

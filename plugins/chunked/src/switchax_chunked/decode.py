@@ -53,11 +53,14 @@ def has_matrix_units() -> bool:
 def suits(operands: Operands, dropout_key: Array | None) -> bool:
     """Returns whether `attend_cache` is worth asking."""
     q, k, v, _ = operands
-    _, rows, kv_heads, group, _ = q.shape
+    _, rows, kv_heads, group, head_dim = q.shape
+    # Two arrays of logits, in float32: no larger than what is read of each key.
+    is_small = 2 * 4 * rows * group <= 2 * (head_dim + v.shape[3])
     return (
         dropout_key is None
         and {q.dtype, k.dtype, v.dtype} == {np.dtype(jnp.bfloat16)}
         and rows * kv_heads * group <= MOST_ROWS
+        and is_small
         and kv_heads <= MOST_KV_HEADS
         and has_matrix_units()
         # vmap of `lax.cond` does not know of types inside a shard_map.
