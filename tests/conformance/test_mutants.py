@@ -18,6 +18,7 @@ from .meeting_mutants import MEETING_MUTANTS
 from .mutants import MEETINGS, MUTANTS, Right, WideLeft
 from .narrow_mutants import NARROW_MUTANTS
 from .rare_mutants import RARE_MUTANTS
+from .serving_mutants import SERVING_MUTANTS
 from .shape_mutants import SHAPE_MUTANTS
 from .way_mutants import WAY_MUTANTS
 
@@ -118,7 +119,7 @@ def test_each_mutant_is_found_under_its_rule(mutant):
 
 
 MISTAKES = BLOCK_MUTANTS | RARE_MUTANTS | SHAPE_MUTANTS | MEETING_MUTANTS
-MISTAKES |= CACHE_MUTANTS | NARROW_MUTANTS | WAY_MUTANTS
+MISTAKES |= CACHE_MUTANTS | NARROW_MUTANTS | WAY_MUTANTS | SERVING_MUTANTS
 
 
 @each(MISTAKES)

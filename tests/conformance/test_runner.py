@@ -382,6 +382,9 @@ def test_fields_of_other_types_are_damaged():
         ("results", [{"rule": 1, "dtype": "float32"}]),
         ("results", [{"rule": "N1", "dtype": "float32", "passed": "x"}]),
         ("failures", [dict.fromkeys(FAILURE, 1)]),
+        ("failures", {}),
+        ("failures", ""),
+        ("results", {}),
     ]:
         with pytest.raises(ValueError, match=f"wrong type of {field}"):
             Report.from_json(json.dumps({**data, field: value}))
@@ -406,9 +409,9 @@ def test_a_report_of_another_level_is_damaged():
         Report.from_json(json.dumps({**data, "level": "certified"}))
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, True, "0"])
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "0", 2**30 + 1])
 def test_a_seed_is_a_number_from_0_on(seed):
-    with pytest.raises(ValueError, match="a seed from 0 on"):
+    with pytest.raises(ValueError, match=f"a seed from 0 to {2**30}, got"):
         conform(operation_with(Number(1)), seed=seed)
 
 
@@ -493,6 +496,7 @@ def test_wrong_calls_of_the_command_are_one_line(named, tmp_path):
     assert "make the folder first" in result.stderr
     assert "name a file" in run("--report", "").stderr
     assert run("--report", "").exit_code == run("--seed", "-1").exit_code == 2
+    assert run("--seed", str(2**30 + 1)).exit_code == 2
     full = run("--report", "/dev/full")
     assert (full.exit_code, "name another" in full.stderr) == (1, True)
     assert "numbers conforms" in full.stdout  # what was found is not lost

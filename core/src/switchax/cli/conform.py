@@ -38,7 +38,7 @@ _SECONDS = 30  # between lines that say how far a run is
 @target_option
 @click.option(
     "--seed",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 2**30),
     default=0,
     show_default=True,
     help="Of all values.",

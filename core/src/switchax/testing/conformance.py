@@ -29,6 +29,8 @@ __all__ = ["cases_of", "conform"]
 Progress = Callable[[int, int, Case], object]
 Tell = Callable[[int], object]
 
+MOST_SEED = 2**30
+"""Of which every number that is drawn from it is one of JAX's too."""
 _QUICKLY = "on a CPU a quick run compiles without most of XLA's optimisations"
 
 
@@ -70,7 +72,7 @@ def conform(
 
     Raises:
         TypeError: If operation is neither.
-        ValueError: For an unknown name, level or target, a negative seed, a kind
+        ValueError: For an unknown name, level or target, a seed beyond 2**30, a kind
             without a suite, or jobs for what no installed plugin brings.
         RuntimeError: If one of several processes ends before its first case.
         RegistrationError: If the class contradicts itself; see `register`.
@@ -198,9 +200,10 @@ def _asked(
     if level not in LEVELS:
         got = f"level={level!r}"
         raise fail_value("conform", f"a level of {', '.join(LEVELS)}", got, "pass one")
-    if type(seed) is not int or seed < 0:
+    if type(seed) is not int or not 0 <= seed <= MOST_SEED:
         got = f"seed={seed!r}"
-        raise fail_value("conform", "a seed from 0 on", got, "pass an int")
+        rule = f"a seed from 0 to {MOST_SEED}"
+        raise fail_value("conform", rule, got, "pass an int")
     cls = _class_of(operation)
     check_once(cls)
     check_init(cls)

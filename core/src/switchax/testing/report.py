@@ -155,6 +155,9 @@ class Report:
             number = data.pop("switchax_conformance")
             if type(number) is not int or number != _FORMAT:
                 raise ValueError(f"switchax_conformance is not {_FORMAT}")
+            for name in ("results", "failures"):
+                if type(data[name]) is not list:
+                    raise TypeError(f"wrong type of {name}")
             data["results"] = tuple(Result(**result) for result in data["results"])
             data["failures"] = tuple(Failure(**f) for f in data["failures"])
             report = cls(**data)

@@ -429,9 +429,13 @@ def _soil(call: AttentionCall, drawn: Drawn) -> None:
         past = to_layout(past[:, :, None, None], call.layout)
         query = drawn.arrays["query"]
         drawn.arrays["query"] = np.where(past, _dirt(query), query)
-    if call.bias == "full":
+    if call.bias:
         bias = drawn.arrays["bias"]
-        drawn.arrays["bias"] = np.where(visible, bias, np.array(NAN, bias.dtype))
+        shape = (1,) * (4 - bias.ndim) + bias.shape
+        # An entry that several rows, heads or samples share is seen by any of them.
+        shared = tuple(axis for axis, size in enumerate(shape) if size == 1)
+        seen = np.asarray(visible.any(axis=shared, keepdims=True)).reshape(bias.shape)
+        drawn.arrays["bias"] = np.where(seen, bias, np.array(NAN, bias.dtype))
 
 
 def _dirt(array: Array) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from switchax.axes import MODE_DECODE, MODE_PREFILL, MODE_TRAIN
+from switchax.axes import MODE_DECODE, MODE_INSERT, MODE_PREFILL, MODE_TRAIN
 from switchax.capabilities import Capabilities
 
 from .calls import NEUTRAL, AttentionCall
@@ -24,8 +24,9 @@ _QUICK: dict[str, list[Changes]] = {
         {},
         {"heads": 6, "kv_heads": 2},
         {"heads": 1, "kv_heads": 1, "batch": 5},
+        {"heads": 4, "kv_heads": 1},
     ],
-    "head_dim": [{"head_dim": 64}, {"head_dim": 256}, {"v_head_dim": 24}],
+    "head_dim": [{"head_dim": 64}, {"head_dim": 256}, {"v_head_dim": 20}],
     # The long ones have three blocks of 128, the number at which neighbours end; the
     # even ones whole blocks.
     "lengths_of_axes": [
@@ -39,6 +40,7 @@ _QUICK: dict[str, list[Changes]] = {
         {"causal": True, "offset": "traced"},
         {"window": (6, 3), "offset": "batch"},
         {"causal": True, "window": (200, None)},
+        {"window": (None, 1), "offset": "last"},
     ],
     "hidden": [
         {},
@@ -49,13 +51,19 @@ _QUICK: dict[str, list[Changes]] = {
     ],
     "lengths": [{}, {"lengths": "kv"}, {"lengths": "both"}],
     "bias": [{}, {"bias": "full"}, {"bias": "slopes"}, {"bias": "sample"}],
-    "logits": [{}, {"soft_cap": 2.0}, {"scale": 0.9}],
-    "sinks": [{}, {"sinks": 0}],
+    "logits": [
+        {},
+        {"soft_cap": 2.0},
+        {"scale": 0.9},
+        {"soft_cap": 2.0, "scale": 0.9},
+    ],
+    "sinks": [{}, {"sinks": 0}, {"sinks": 2}],
     "asked": [
         {},
         {"plain": True},
         {"mode": MODE_DECODE},
         {"mode": MODE_PREFILL, "plain": True},
+        {"mode": MODE_INSERT},
     ],
 }
 _FULL: dict[str, list[Changes]] = {
@@ -191,7 +199,7 @@ def covering(factors: Mapping[str, list[Changes]]) -> Iterator[Changes]:
         first = min(wanted)
         best: dict[str, int] = {}
         new: set[Any] = set()
-        for _ in range(60):
+        for _ in range(200):
             row = {n: int(rng.integers(len(factors[n]))) for n in names} | dict(first)
             found = wanted & set(itertools.combinations(row.items(), 2))
             if len(found) > len(new):

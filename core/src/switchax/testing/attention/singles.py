@@ -12,6 +12,8 @@ __all__ = [
     "EFFECTS",
     "OPERANDS",
     "PLAIN",
+    "SPLITS",
+    "STEPS",
     "USES",
     "Entry",
     "beside_dropout",
@@ -46,6 +48,20 @@ _SERVED |= {"lengths": "kv", "soft_cap": 2.0, "sinks": 0}
 CACHES: tuple[dict[str, Any], ...] = (
     {**_CACHE, **_SERVED, "batch": 5},
     {**_CACHE, "causal": True, "offset": "batch", "mask": "sample", "bias": "full"},
+)
+# A step of decoding on a small cache, by options that are in use: of a model with a
+# scale of its own, without lse, and where the newest row sees a window alone.
+_STEP: dict[str, Any] = {"q_len": 1, "kv_len": 70, "causal": True}
+STEPS: tuple[dict[str, Any], ...] = (
+    {**_STEP, "offset": "last", "kv_heads": 2, "window": (4, 0)},
+    {**_STEP, "offset": "within", "kv_heads": 2, "scale": 1.0, "plain": True},
+    {**_STEP, "offset": "batch", "kv_heads": 1, "scale": 1.0, "sinks": 2},
+)
+# What a split over devices must keep of each feature, as far as it is declared.
+SPLITS: tuple[dict[str, Any], ...] = (
+    {"lengths": "both", "causal": True, "offset": "batch", "soft_cap": 2.0, "sinks": 0},
+    {"mask": "sample", "bias": "full", "window": (3, 1), "kv_heads": 2},
+    {"segments": "ids", "bias": "padding", "sinks": 2, "scale": 0.9},
 )
 # What query, key and value share with others under vmap, as far as it is declared.
 OPERANDS: tuple[dict[str, Any], ...] = (
@@ -224,6 +240,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R4", {"causal": True, "offset": "traced", **long}),
         ("R4", {"window": (4, 0), "offset": "last", **long}),
         ("R4", {"window": (4, 0), "offset": "traced", **long}),
+        ("R4", {"window": (None, 1), "offset": "last", **long}),
         ("R5", {"window": (4, 0), "causal": True, "offset": "last", **long}),
         ("R3", {"segments": "ids", **square}),
         ("R3", {"segments": "ids", "layout": "thd", **square}),
@@ -242,6 +259,8 @@ def visibilities(full: bool) -> list[Entry]:
         ("R6", {"causal": True, "offset": "last", **large, "q_len": 300, "kv_len": 65}),
         ("R6", {"bias": "minus_inf"}),
         ("R6", {"bias": "minus_inf", "plain": True}),
+        ("R6", {"bias": "minus_inf", "causal": True}),
+        ("R6", {"bias": "minus_inf", "causal": True, "sinks": 0}),
         ("R6", {"bias": "minus_inf", "q_len": 5, "kv_len": 300, "batch": 1}),
         ("R6", {"window": (3, 0), **block}),
         ("R6", {"segments": "apart"}),

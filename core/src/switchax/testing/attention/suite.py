@@ -29,6 +29,8 @@ from .singles import (
     EFFECTS,
     OPERANDS,
     PLAIN,
+    SPLITS,
+    STEPS,
     USES,
     beside_dropout,
     logits,
@@ -317,6 +319,7 @@ def _cases(
     # call may leave behind is asked before any other call could fail by it.
     yield case("R2", scale=0.3)
     yield case("R13", "in turn", scale=0.3)
+    yield case("R13", "in turn", causal=True, offset="last", kv_len=9)
     yield case("R2")
     yield case("R13", "forward mode")
     yield case("R13", "second order")
@@ -362,6 +365,7 @@ def _cases(
         yield case("R3", "hidden", bias="full", bias_level=lowest, **call)
     if main in ("float32", "bfloat16"):  # the least number, by which models hide
         yield case("R2", "hidden", bias="full", bias_level=-3.3e38)
+        yield case("R3", "hidden", bias="full", bias_level=-3.3e38, causal=True)
     for dtype in (d for d in dtypes[1:] if d in _LOWEST):
         for call in hiders[:2]:
             for least, of in ((_LOWEST[dtype], ""), (-1e5, "float32")):
@@ -409,6 +413,8 @@ def _cases(
     ]
     soiled += [{**hiding, "soft_cap": 0.8}, {**hiding, "sinks": 0, "bias": "key"}]
     soiled += [{**hiding, "dtype": dtype} for dtype in dtypes[1:]]
+    soiled += [{**hiding, "soft_cap": 2.0, "bias": "padding"}]
+    soiled += [{"causal": True, "soft_cap": 2.0, "bias": "full"}]
     yield from (case("R7", dirty=True, **call) for call in soiled)
     # And rows that fill it beside those that end before, which see nothing.
     filling: dict[str, Any] = {"causal": True, "q_len": 300, "kv_len": 512}
@@ -418,6 +424,13 @@ def _cases(
         made = as_declared(case("R7", **call).call, capabilities)
         yield AttentionCase("R7", made, dirty=True, combined=True)
     yield case("R7", "dropout", dropout=0.25, dirty=True, **hiding)
+    for call in STEPS:
+        made = as_declared(case("R4", **call).call, capabilities)
+        yield AttentionCase(rule_of(made), made, combined=True)
+    # Of bias and sinks the gradient has the dtype.
+    for call in ({"bias": "full"}, {"sinks": 0}):
+        if main != "bfloat16":
+            yield case("R11", bias_dtype="bfloat16", **call)
     if {"lse", "weights"} & capabilities.features:
         yield from (case(rule, plain=True, **call) for rule, call in PLAIN)
     # What users may have set: numbers without a dtype are then wider.
@@ -478,20 +491,14 @@ def _cases(
     made = as_declared(case("R13", **seen).call, capabilities)
     yield dataclasses.replace(case("R13", "second order"), call=made)
     if jax.device_count() >= 4:
-        for call in (
-            {},
-            {"causal": True},
-            {"bias": "full", "kv_heads": 2},
-            {"lengths": "both", "causal": True, "offset": "batch"},
-            {"mask": "sample", "sinks": 0},
-            {"segments": "ids", "window": (2, 1)},
-        ):
-            yield case("R13", "mesh", batch=4, **call)
-        yield case("R13", "shard_map", batch=4)
-        yield case("R13", "shard_map", batch=4, causal=True, kv_heads=2)
         even = {"q_len": 8, "kv_len": 8, "batch": 4}
-        yield case("R13", "sequence mesh", **even)
-        yield case("R13", "sequence mesh", causal=True, **even)
+        for check in ("mesh", "shard_map", "sequence mesh"):
+            yield case("R13", check, **even)
+            yield case("R13", check, causal=True, kv_heads=2, **even)
+            for call in SPLITS:
+                made = as_declared(case("R13", **even, **call).call, capabilities)
+                if made.features - {"gqa"}:
+                    yield AttentionCase("R13", made, check)
     for call in beside_dropout():
         yield case("R10", "dropout", dropout=0.25, **{**square, **call})
     combined = [*together(capabilities, dtypes, full)]

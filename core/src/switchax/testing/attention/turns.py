@@ -110,6 +110,8 @@ def _other_options(call: AttentionCall) -> list[dict[str, Any]]:
         changes.append({"soft_cap": call.soft_cap / 16})
     if call.scale is not None:
         changes.append({"scale": None})
+    if call.causal and call.offset == "last":
+        changes.append({"offset": "negative"})
     return changes
 
 

@@ -1,0 +1,220 @@
+"""Mistakes of decoding, and where an option meets another; see `mutants`.
+
+Each acts on one kind of call alone, as in a path of its own; all others are right.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from switchax.axes import MODE_INSERT
+
+from .block_mutants import mutants_of
+from .mutants import Right
+from .narrow_mutants import declaring
+
+__all__ = ["SERVING_MUTANTS"]
+
+SERVING_MUTANTS = {}
+mutant = mutants_of(SERVING_MUTANTS)
+LOWEST = 0.7 * float(jnp.finfo(jnp.float32).min)
+
+
+def group_of(call):
+    """How many query heads read a kv head."""
+    return call.query.shape[2] // max(call.key.shape[2], 1)
+
+
+def first_sink(call):
+    sinks = call.softmax_aux
+    if sinks is None or sinks.ndim == 1:
+        return call
+    return call.but(softmax_aux=sinks[:, :1])
+
+
+class Changes(Right):
+    """Computes another call than it was given."""
+
+    def attend(self, call):
+        return super().attend(self.changed(call))
+
+    def changed(self, call):
+        """The call as it is computed."""
+        raise NotImplementedError
+
+
+@mutant("R2", "R3")
+class LowestIsHidden(Right):
+    """What lies below the number by which keys are hidden counts as hidden."""
+
+    def hide(self, logits, visible):
+        return super().hide(logits, visible & (logits > LOWEST))
+
+
+@mutant("R13")
+class SinksInEachShard(Changes):
+    """Each device that has a part of the keys counts the sinks."""
+
+    def changed(self, call):
+        shards = jax.sharding.get_abstract_mesh().shape.get("sp", 1)
+        if call.softmax_aux is None or shards == 1:
+            return call
+        return call.but(softmax_aux=call.softmax_aux + math.log(shards))
+
+
+@mutant("R3", "R4")
+class PlainStepSeesOneMore(Changes):
+    """A step of decoding without lse has the number of the row after it."""
+
+    def changed(self, call):
+        is_step = call.lengths[0] == 1 and not call.return_lse
+        if not is_step or jnp.ndim(call.q_offset):
+            return call
+        return call.but(q_offset=call.q_offset + 1)
+
+
+@mutant("R3", "R12")
+class InsertionSeesAll(Changes):
+    def changed(self, call):
+        return call.but(causal=False) if call.mode == MODE_INSERT else call
+
+
+@mutant("R7")
+class CapOfDirtyBias(Right):
+    """A bias is added where a row sees nothing, and hidden after the cap alone."""
+
+    def add_bias(self, call, logits, visible):
+        return super().add_bias(call, logits, None)
+
+
+@mutant("R6")
+class AveragesHiddenValues(Right):
+    """Hidden keys have the weight of those whose bias is -inf."""
+
+    def hide(self, logits, visible):
+        some = visible.any(axis=-1, keepdims=True)
+        return jnp.where(visible, logits, jnp.where(some, -1e30, -jnp.inf))
+
+
+@mutant("R6", "R9")
+class BiasHidesSinks(Right):
+    """A row whose bias is nothing but -inf has no sinks either."""
+
+    def empty_rows(self, call, output, lse, row_sees):
+        output, lse = super().empty_rows(call, output, lse, row_sees)
+        if call.bias is None or call.softmax_aux is None or call.logits_soft_cap:
+            return output, lse
+        nothing = (call.bias == -jnp.inf).all(axis=-1)
+        return output, jnp.where(nothing, -jnp.inf, lse)
+
+
+@mutant("R2")
+class GroupedStepIgnoresScale(Right):
+    def scale(self, call):
+        if call.lengths[0] == 1 and group_of(call) > 1:
+            return call.query.shape[-1] ** -0.5
+        return super().scale(call)
+
+
+@mutant("R2")
+class CapsScaledGroups(Right):
+    """Of groups the cap has the unit of a scale that is not the default one."""
+
+    def cap(self, call, logits):
+        if call.logits_soft_cap is not None and group_of(call) > 1:
+            unit = call.softmax_scale * call.query.shape[-1] ** 0.5
+            call = call.but(logits_soft_cap=call.logits_soft_cap * unit)
+        return super().cap(call, logits)
+
+
+@mutant("R3", "R4", "R5")
+class RightWindowFromRowZero(Changes):
+    def changed(self, call):
+        of_right = call.window is not None and call.window[0] is None
+        return call.but(q_offset=0) if of_right and not call.causal else call
+
+
+@mutant("R3", "R4", "R5")
+class NewestSeesAll(Changes):
+    """The row of the last key, known before the call runs, needs no mask."""
+
+    def changed(self, call):
+        q_len, kv_len = call.lengths
+        is_newest = isinstance(call.q_offset, int) and call.q_offset == kv_len - 1
+        if q_len != 1 or not is_newest or not call.causal:
+            return call
+        return call.but(causal=False, window=None)
+
+
+@mutant("R9")
+class StepTakesFirstSink(Changes):
+    def changed(self, call):
+        return first_sink(call) if call.lengths[0] == 1 else call
+
+
+@mutant("R9")
+class FirstSinkBesidePositions(Changes):
+    def changed(self, call):
+        is_positional = call.causal or call.window is not None
+        return first_sink(call) if is_positional else call
+
+
+@mutant("R9")
+class SinksOfOneGroupTurned(Changes):
+    """Heads that all read one kv head have the sinks in the other order."""
+
+    def changed(self, call):
+        if call.softmax_aux is None or call.key.shape[2] != 1:
+            return call
+        return call.but(softmax_aux=call.softmax_aux[::-1])
+
+
+@mutant("R1")
+class ValueInWholeHeadDims(Right):
+    """Values are done by chunks of head_dim; what is left over is not."""
+
+    def combine(self, call, weights, v):
+        head_dim, v_head_dim = call.query.shape[-1], v.shape[-1]
+        done = v_head_dim
+        if 0 < head_dim < v_head_dim:
+            done = v_head_dim // head_dim * head_dim
+        output = super().combine(call, weights, v)
+        return jnp.where(jnp.arange(v_head_dim) < done, output, 0)
+
+
+@jax.custom_vjp
+def widened(bias):
+    """Returns a bias in float32, and so its gradient."""
+    return bias.astype(jnp.float32)
+
+
+widened.defvjp(lambda bias: (widened(bias), None), lambda _, d_bias: (d_bias,))
+
+
+@mutant("R11")
+class GradientOfANarrowBiasIsWide(declaring("bias")):
+    capabilities = dataclasses.replace(
+        declaring("bias").capabilities,
+        dtypes={"float32"},
+        forward_mode=False,
+        second_order=False,
+    )
+
+    def bias(self, call, shape):
+        return widened(call.bias)
+
+
+_first = {}
+
+
+@mutant("R13")
+class OffsetOfTheFirstCall(declaring("causal", "q_offset", "lse")):
+    """What is built for shapes is kept, with the offset that it was built for."""
+
+    def attend(self, call):
+        if call.causal and isinstance(call.q_offset, int):
+            built = _first.setdefault((call.query.shape, call.key.shape), call.q_offset)
+            call = call.but(q_offset=built)
+        return super().attend(call)
