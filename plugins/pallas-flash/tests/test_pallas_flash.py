@@ -7,17 +7,32 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from switchax import OperationMetadata, OperationRegistry, explain
+from switchax import (
+    OperationMetadata,
+    OperationRegistry,
+    UnsupportedError,
+    explain,
+)
 from switchax.testing.attention import AttentionCall, AttentionCase
 from switchax_pallas_flash import PallasFlashConfig
+from switchax_pallas_flash.attend import attend
+from switchax_pallas_flash.blocks import TABLE, blocks_for
 
-SMALL = OperationMetadata(
-    operation_configs={
-        "pallas_flash": PallasFlashConfig(
-            block_q=128, block_kv=128, block_q_backward=128, block_kv_backward=128
-        )
-    }
-)
+SMALL = {
+    "block_q": 128,
+    "block_kv_compute": 128,
+    "block_q_compute_backward": 128,
+    "block_kv_backward": 128,
+}
+ALONE = {**SMALL, "block_kv": 128, "block_q_backward": 128}
+
+
+def sizes(**config):
+    return OperationMetadata(
+        operation_configs={"pallas_flash": PallasFlashConfig(**config)}
+    )
+
+
 LONG = {"q_len": 300, "kv_len": 300, "batch": 1, "heads": 2, "kv_heads": 1}
 CALLS = [
     ("R3", {"causal": True, **LONG}),
@@ -34,11 +49,64 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "call"), CALLS, ids=range(len(CALLS)))
-def test_blocks_of_all_sorts_agree_with_the_oracle(rule, call):
-    operation = OperationRegistry.create("pallas_flash", SMALL)
+def agrees(rule, call, config):
+    operation = OperationRegistry.create("pallas_flash", sizes(**config))
     finding = AttentionCase(rule, AttentionCall(**call), dirty=True).run(operation)
     assert not finding.is_wrong, str(finding)
+
+
+@pytest.mark.parametrize(("rule", "call"), CALLS, ids=range(len(CALLS)))
+def test_blocks_of_all_sorts_agree_with_the_oracle(rule, call):
+    agrees(rule, call, SMALL)
+
+
+@pytest.mark.parametrize(("rule", "call"), CALLS[:6:2], ids=range(3))
+def test_chunks_that_are_copied_one_by_one_do_too(rule, call):
+    agrees(rule, call, ALONE)
+
+
+@pytest.mark.parametrize("length", [1, 128, 300, 513, 1025, 8192, 10_000])
+@pytest.mark.parametrize("entry", TABLE, ids=" ".join)
+def test_tiles_of_the_table_divide_what_they_are_given(entry, length):
+    forward, backward, rows, keys = blocks_for(*entry, length, length, 0, None)
+    for sizes, others in ((forward, keys), (backward, rows)):
+        assert others % sizes.span == 0
+        assert sizes.block % sizes.lanes == 0 or sizes is backward
+        assert 0 in (sizes.chunk % sizes.piece, sizes.block % sizes.piece)
+    assert rows % forward.block == keys % backward.block == 0
+    assert length <= rows < length + forward.block
+    assert length <= keys < length + backward.block
+
+
+def test_a_bias_of_every_row_and_key_is_copied_in_smaller_parts():
+    entry = "v5p", "bfloat16 128"
+    plain, *_ = blocks_for(*entry, 8192, 8192, 0, None)
+    biased, *_ = blocks_for(*entry, 8192, 8192, 4, None)
+    assert 1 <= biased.chunks < plain.chunks
+
+
+def traced(config, generation="v6e", length=8192, batch=1, **call):
+    """Trace both passes for a TPU that is not here."""
+    x = jax.ShapeDtypeStruct((batch, 2, length, 128), "float32")
+
+    def loss(q, k, v):
+        given = {"softmax_scale": 1.0, "causal": True, **call}
+        given |= {"config": PallasFlashConfig(**config), "generation": generation}
+        return attend(q, k, v, **given)[0].sum()
+
+    return jax.eval_shape(jax.grad(loss, (0, 1, 2)), x, x, x)
+
+
+def test_what_fits_no_memory_is_refused_with_numbers_before_it_is_compiled():
+    traced({})
+    with pytest.raises(UnsupportedError, match=r"MiB \(allowed: 128 MiB on v6e\)"):
+        traced({"block_q": 8192, "block_kv_compute": 8192})
+    with pytest.raises(UnsupportedError, match=r"vector memory of .*_backward=.*v5p"):
+        traced({}, "v5p", length=65536)
+    lengths = jnp.ones(64, jnp.int32)
+    small = {"block_q": 128, "block_kv": 128}
+    with pytest.raises(UnsupportedError, match=r"scalar memory .*1 MiB on v6e"):
+        traced(small, batch=64, kv_lengths=lengths)
 
 
 @pytest.mark.parametrize("size", [0, 100, 129])
@@ -49,12 +117,33 @@ def test_a_config_checks_itself(size):
         PallasFlashConfig(block_kv=float(size))
 
 
+def test_what_is_copied_is_a_multiple_of_what_is_computed():
+    with pytest.raises(ValueError, match="block_kv=640 and block_kv_compute=512"):
+        PallasFlashConfig(block_kv=640, block_kv_compute=512)
+
+
+def test_a_config_is_honoured():
+    config = PallasFlashConfig(
+        block_q=256,
+        block_kv=768,
+        block_kv_backward=384,
+        block_q_backward=1280,
+        block_q_compute_backward=640,
+    )
+    entry = "v6e", "bfloat16 128"
+    forward, backward, rows, keys = blocks_for(*entry, 5000, 3000, 0, config)
+    assert (forward.block, forward.span) == (256, 768)
+    assert (backward.block, backward.span, backward.chunk) == (384, 1280, 640)
+    assert rows % 256 == rows % 1280 == keys % 768 == keys % 384 == 0
+
+
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "call", "said"),
     [
         ("float64", 64, {}, "float64"),
         ("bfloat16", 512, {}, "256"),
         ("bfloat16", 64, {"dropout_prob": 0.5}, "dropout"),
+        ("bfloat16", 64, {"target": "tpu:v4"}, "v5e, v5p, v6e, 7x"),
     ],
 )
 def test_what_it_cannot_do_is_refused_for_a_tpu_that_is_not_here(
@@ -62,10 +151,9 @@ def test_what_it_cannot_do_is_refused_for_a_tpu_that_is_not_here(
 ):
     with jax.enable_x64(dtype == "float64"):
         x = jax.ShapeDtypeStruct((1, 128, 2, head_dim), jnp.dtype(dtype))
-        if call:
+        if "dropout_prob" in call:
             call = {**call, "dropout_key": jax.eval_shape(lambda: jax.random.key(0))}
-        answer = explain(
-            query=x, key=x, value=x, operation="pallas_flash", target="tpu:v6e", **call
-        )
+        call = {"target": "tpu:v6e", **call}
+        answer = explain(query=x, key=x, value=x, operation="pallas_flash", **call)
     assert answer.chosen is None
     assert said in str(answer)

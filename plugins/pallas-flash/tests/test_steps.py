@@ -27,9 +27,9 @@ def positions(**given):
 def visible(hidden):
     """Which rows see which keys, `[batch, q_len, kv_len]`."""
     key = np.arange(KV_LEN)
-    if hidden.first is None:
+    if hidden.end is None:
         return np.ones((1, Q_LEN, KV_LEN), bool)
-    first, end = (np.asarray(x)[..., None] for x in (hidden.first, hidden.end))
+    first, end = (np.asarray(x)[..., None] for x in (hidden.lower, hidden.end))
     return (key >= first) & (key < end)
 
 

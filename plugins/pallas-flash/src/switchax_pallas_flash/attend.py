@@ -9,10 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
+
+from switchax.kinds.attention import share_with_sinks
 
 from .backward import bias_gradient, gradients_of
-from .blocks import PallasFlashConfig, blocks_for
+from .blocks import PallasFlashConfig, blocks_for, shape_class
 from .forward import attend_rows
 from .static import Operands, Static
 from .steps import Hidden, bounds
@@ -41,6 +43,7 @@ def attend(
     logits_soft_cap: float | None = None,
     softmax_aux: Array | None = None,
     config: PallasFlashConfig | None = None,
+    generation: str = "v6e",
     interpret: Any = False,
 ) -> tuple[Array, Array]:
     """Computes attention.
@@ -62,6 +65,7 @@ def attend(
         logits_soft_cap: Positive, or None.
         softmax_aux: `[heads]` or `[heads, num_sinks]`, or None.
         config: Sizes of blocks.
+        generation: Of the chip, whose memories and fastest sizes count.
         interpret: As `pl.pallas_call` takes it.
 
     Returns:
@@ -99,6 +103,7 @@ def attend(
         cap=logits_soft_cap,
         # It is scaled once more, and rounded after that.
         output=str(q.dtype) if softmax_aux is None else "float32",
+        generation=generation,
         interpret=interpret,
     )
     if is_packed:
@@ -153,8 +158,12 @@ def _attend_padded(
     q, k, v, bias = operands
     q_len, kv_len, v_head_dim = q.shape[2], *v.shape[2:]
     hidden = _without_thin_masks(hidden, q, kv_len)
+    shape = shape_class(str(q.dtype), max(q.shape[3], v_head_dim))
+    tile_bytes = 0 if hidden.mask is None else 1
+    if bias is not None and 1 not in bias.shape[2:]:
+        tile_bytes += bias.dtype.itemsize
     forward, backward, rows, keys = blocks_for(
-        q_len, kv_len, max(q.shape[3], v_head_dim), config
+        options["generation"], shape, q_len, kv_len, tile_bytes, config
     )
     lengths = {"q_len": q_len, "kv_len": kv_len}
     static = Static(forward=forward, backward=backward, **lengths, **options)
@@ -186,8 +195,7 @@ def _attend_padded(
         shape = (*mask.shape[:2], q_len, kv_len)
         mask = grown(grown(jnp.broadcast_to(mask, shape), 2, rows), 3, keys)
     first, end = hidden.first, hidden.end
-    if first is None and kv_len != keys:  # the last block of keys has an end
-        first = np.zeros((1, q_len), np.int32)
+    if end is None and kv_len != keys:  # the last block of keys has an end
         end = np.full((1, q_len), kv_len, np.int32)
     # Rows that fill a block are as the last, so that they decide nothing.
     first, end = (_edge(x, rows) for x in (first, end))
@@ -229,12 +237,12 @@ def _without_unseen(
     kv_len, kv_heads = k.shape[2], k.shape[1]
     seen = None
     if hidden.q_ids is None and hidden.mask is None:
-        if hidden.first is None:
+        if hidden.end is None:
             return k, v
         # The keys of following rows are a range that moves by one: so is the union.
-        xp: Any = np if isinstance(hidden.first, np.ndarray) else jnp
-        sees = hidden.end > hidden.first
-        low = xp.where(sees, hidden.first, kv_len).min(axis=1)[:, None]
+        xp: Any = np if isinstance(hidden.end, np.ndarray) else jnp
+        sees = hidden.end > hidden.lower
+        low = xp.where(sees, hidden.lower, kv_len).min(axis=1)[:, None]
         high = xp.where(sees, hidden.end, 0).max(axis=1)[:, None]
         key = np.arange(kv_len, dtype=np.int32)[None]
         seen = (key >= low) & (key < high)
@@ -244,9 +252,9 @@ def _without_unseen(
     else:
         # XLA fuses this into a reduction: nothing of q_len x kv_len is written.
         visible: Any = True
-        if hidden.first is not None:
+        if hidden.end is not None:
             key = np.arange(kv_len, dtype=np.int32)
-            first, end = (jnp.asarray(x) for x in (hidden.first, hidden.end))
+            first, end = (jnp.asarray(x) for x in (hidden.lower, hidden.end))
             visible = (key >= first[:, None, :, None]) & (key < end[:, None, :, None])
         if hidden.q_ids is not None:
             q_ids = hidden.q_ids[:, None, :, None]
@@ -308,20 +316,10 @@ _attend.defvjp(_forward, _backward)
 def _with_sinks(
     output: Array, lse: Array, softmax_aux: Array | None
 ) -> tuple[Array, Array]:
-    """Adds sinks to the denominator; differentiated by JAX."""
     if softmax_aux is None:
         return output, lse
-    heads = lse.shape[1]
-    num_sinks = softmax_aux.size // heads if heads else 0
-    sinks = softmax_aux.astype(jnp.float32).reshape(1, heads, 1, num_sinks)
-    m = jnp.maximum(lse[..., None], sinks.max(axis=-1, keepdims=True, initial=-jnp.inf))
-    m = lax.stop_gradient(jnp.where(m == -jnp.inf, 0, m))
-    is_empty = lse == -jnp.inf
-    keys = jnp.where(is_empty, 0, jnp.exp(jnp.where(is_empty, 0, lse) - m[..., 0]))
-    total = keys + jnp.exp(sinks - m).sum(axis=-1)
-    nothing = total == 0
-    total = jnp.where(nothing, 1, total)
-    share = (keys / total)[..., None]
-    lse = jnp.where(nothing, -jnp.inf, m[..., 0] + jnp.log(total))
-    shared = output.astype(jnp.float32) * share
-    return jnp.where(is_empty[..., None], 0, shared).astype(output.dtype), lse
+    share, total = share_with_sinks(lse, softmax_aux)
+    shared = output.astype(jnp.float32) * share[..., None]
+    # Where no key is seen, a cotangent of the output may be anything.
+    shared = jnp.where((lse == -jnp.inf)[..., None], 0, shared)
+    return shared.astype(output.dtype), total

@@ -13,6 +13,7 @@ References:
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,7 +22,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .forward import BIASES, HIDES, VMEM_LIMIT
+from .forward import BIASES, HIDES
+from .launch import Refs, Step, launch, listed_place, step_of
 from .static import (
     LOG2E,
     Operands,
@@ -32,63 +34,40 @@ from .static import (
     unit_of,
     visible_of,
 )
-from .steps import FIRST, LAST, Hidden, key_steps
+from .steps import FIRST, LAST, Hidden, Steps, key_steps
 from .windows import of_bias, of_hidden, window
 
 __all__ = ["bias_gradient", "gradients_of"]
 
 
-def _kernel(
-    # scalars, int32 [batch | 1, steps], and of chunk [batch | 1, steps, chunks]
-    block_ref: Any,
-    span_ref: Any,
-    ends_ref: Any,
-    whole_ref: Any,
-    count_ref: Any,
-    chunk_ref: Any,
-    # inputs, outputs and scratch, by `names`
-    *all_refs: Any,
-    names: tuple[str, ...],
-    static: Static,
-) -> None:
+def _kernel(static: Static, *given: Any) -> None:
     """Takes a span of rows into the gradients of one block of keys."""
-    refs = dict(zip(names, all_refs, strict=True))
-    step = pl.program_id(2)
-    of = pl.program_id(0) if ends_ref.shape[0] > 1 else 0
-    ends, whole, count = (x[of, step] for x in (ends_ref, whole_ref, count_ref))
-    block, span = block_ref[of, step], span_ref[of, step]
+    *lists, refs = given
+    step = step_of(Steps(*lists))
 
-    @pl.when(step == 0)
+    @pl.when(pl.program_id(2) == 0)
     def start_rows() -> None:
         refs["dq"][...] = jnp.zeros_like(refs["dq"])
 
-    @pl.when(ends & FIRST != 0)
+    @pl.when(step.ends & FIRST != 0)
     def start() -> None:
         refs["acc_k"][...] = jnp.zeros_like(refs["acc_k"])
         refs["acc_v"][...] = jnp.zeros_like(refs["acc_v"])
 
-    @pl.when(count > 0)
+    @pl.when(step.count > 0)
     def visit() -> None:
-        key = block * static.backward.block
-        row = span * static.backward.span
-        _visit(refs, lambda n: chunk_ref[of, step, n], key, row, whole, count, static)
+        _visit(refs, step, static)
 
-    @pl.when(ends & LAST != 0)
+    @pl.when(step.ends & LAST != 0)
     def finish() -> None:
         refs["dk"][...] = refs["acc_k"][...].astype(refs["dk"].dtype)
         refs["dv"][...] = refs["acc_v"][...].astype(refs["dv"].dtype)
 
 
-def _visit(
-    refs: dict[str, Any],
-    chunk_of: Any,
-    key: Any,
-    row: Any,
-    whole: Any,
-    count: Any,
-    static: Static,
-) -> None:
+def _visit(refs: Refs, step: Step, static: Static) -> None:
     sizes = static.backward
+    key, row = step.block * sizes.block, step.span * sizes.span
+    whole, count, chunk_of = step.whole, step.count, step.chunk_of
     hides = HIDES & set(refs)
     unmasked = {name: ref for name, ref in refs.items() if name not in hides}
     groups = [
@@ -112,6 +91,12 @@ def _visit(
         start = pl.multiple_of(row + chunk_of(number) * sizes.chunk, sizes.chunk)
         _gradients(refs, rows, pl.ds(start, sizes.chunk), of, keys)
 
+    def alone(is_whole: bool) -> None:
+        for keys in groups:
+            products(0, 0, keys)
+            weights(0, 0, is_whole, keys)
+            gradients(0, 0, keys)
+
     def one(number: Any, now: int, is_whole: bool) -> None:
         for keys in groups:
             products(number + 1, 1 - now, keys)
@@ -125,12 +110,15 @@ def _visit(
             gradients(number, now, keys)
 
     def either(is_whole: Any, act: Any) -> None:
-        if not hides:
-            act(True)
+        if not hides or is_whole is False:
+            act(not hides)
             return
         pl.when(is_whole)(lambda: act(True))
         pl.when(jnp.logical_not(is_whole))(lambda: act(False))
 
+    if sizes.chunks == 1:  # there is no neighbour
+        either(False if static.q_len <= sizes.chunk else whole > 0, alone)
+        return
     # Of the chunk before the first nothing is added.
     for name in ("p1", "d1"):
         refs[name][...] = jnp.zeros_like(refs[name])
@@ -152,14 +140,14 @@ def _visit(
     stage(count - 1, last)
 
 
-def _products(refs: dict[str, Any], rows: Any, into: int, keys: slice) -> None:
+def _products(refs: Refs, rows: Any, into: int, keys: slice) -> None:
     """Computes products of a chunk of rows with keys, and of its cotangent."""
     refs[f"x{into}"][keys, :] = product(refs["k"][keys, :], refs["q"][:, rows], 1, 0)
     refs[f"y{into}"][keys, :] = product(refs["v"][keys, :], refs["do"][:, rows], 1, 0)
 
 
 def _weights(
-    refs: dict[str, Any], rows: Any, key: Any, now: int, static: Static, keys: slice
+    refs: Refs, rows: Any, key: Any, now: int, static: Static, keys: slice
 ) -> None:
     """Turns products into probabilities and the cotangents of logits."""
     has_bias = bool(BIASES & set(refs))
@@ -177,9 +165,7 @@ def _weights(
     refs[f"d{now}"][keys, :] = d.astype(refs[f"d{now}"].dtype)
 
 
-def _gradients(
-    refs: dict[str, Any], rows: Any, all_rows: Any, of: int, keys: slice
-) -> None:
+def _gradients(refs: Refs, rows: Any, all_rows: Any, of: int, keys: slice) -> None:
     """Adds up what a chunk of rows gives; but for the scale."""
     p, d = refs[f"p{of}"][keys, :], refs[f"d{of}"][keys, :]
     refs["acc_v"][:, keys] += product(refs["do"][:, rows], p, 1, 1)
@@ -217,11 +203,7 @@ def gradients_of(
     blocks = {"q": sizes.span, "k": sizes.block, "g": heads // k.shape[1]}
     lists = static.q_len, static.kv_len, sizes.block, sizes.chunk, sizes.chunks
     steps = key_steps(hidden, *lists)
-    many = steps.block.shape[0] > 1
-
-    def place(b: Any, h: Any, s: Any, block: Any, span: Any, *rest: Any) -> Any:
-        of = b if many else 0
-        return b, h, span[of, s], block[of, s]
+    place = listed_place(steps, by_rows=False)
 
     def along(x: Array, axes: str) -> Any:
         return window(x, axes, blocks, place)
@@ -245,45 +227,32 @@ def gradients_of(
         "dv": along(shape((batch, heads, v_head_dim, kv_len)), "bhdk"),
     }
     tile = (sizes.block, sizes.chunk)
+    copies = range(min(sizes.chunks, 2))
     scratch = {
         "acc_k": pltpu.VMEM((head_dim, sizes.block), jnp.float32),
         "acc_v": pltpu.VMEM((v_head_dim, sizes.block), jnp.float32),
-        **{f"{x}{n}": pltpu.VMEM(tile, jnp.float32) for x in "xy" for n in (0, 1)},
-        **{f"{x}{n}": pltpu.VMEM(tile, q.dtype) for x in "pd" for n in (0, 1)},
+        **{f"{x}{n}": pltpu.VMEM(tile, jnp.float32) for x in "xy" for n in copies},
+        **{f"{x}{n}": pltpu.VMEM(tile, q.dtype) for x in "pd" for n in copies},
     }
-    kernel = functools.partial(
-        _kernel, names=(*inputs, *outputs, *scratch), static=static
-    )
-    return pl.pallas_call(
-        kernel,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(steps),
+    return tuple(
+        launch(
+            functools.partial(_kernel, static),
+            "pallas_flash_backward",
+            static,
             grid=(batch, heads, steps.block.shape[1]),
-            in_specs=[spec for _, spec in inputs.values()],
-            out_specs=[spec for _, spec in outputs.values()],
-            scratch_shapes=list(scratch.values()),
-        ),
-        out_shape=[x for x, _ in outputs.values()],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=VMEM_LIMIT,
-        ),
-        interpret=static.interpret,
-        name="pallas_flash_backward",
-    )(*map(jnp.asarray, steps), *(x for x, _ in inputs.values()))
+            scalars=steps,
+            inputs=inputs,
+            outputs=outputs,
+            scratch=scratch,
+            parallel=2,
+        )
+    )
 
 
 def _bias_kernel(
-    # inputs, output and scratch, by `names`
-    *all_refs: Any,
-    names: tuple[str, ...],
-    place: Any,
-    kept: tuple[bool, ...],
-    reduced: tuple[int, ...],
-    static: Static,
+    static: Static, place: Any, kept: Sequence[bool], reduced: Sequence[int], refs: Refs
 ) -> None:
     """Adds one tile to the gradient of the bias that it had."""
-    refs = dict(zip(names, all_refs, strict=True))
     sizes = static.backward
     is_first = functools.reduce(
         jnp.logical_and, (pl.program_id(axis) == 0 for axis in reduced), True
@@ -365,30 +334,18 @@ def bias_gradient(
     if not kept[3]:
         shape, axes = (*lead, 1, rows), "bhdq"
     found = jax.ShapeDtypeStruct(shape, jnp.float32)
-    d_bias, spec = along(found, axes)
     tile = pltpu.VMEM((sizes.block, sizes.chunk), jnp.float32)
-    scratch = dict.fromkeys(("x0", "y0", "p0", "d0"), tile)
-    kernel = functools.partial(
-        _bias_kernel,
-        names=(*inputs, "d_bias", *scratch),
-        place=place,
-        kept=kept,
-        reduced=tuple(order.index(axis) for axis in range(4) if not kept[axis]),
-        static=static,
-    )
-    result: Array = pl.pallas_call(
-        kernel,
+    reduced = [order.index(axis) for axis in range(4) if not kept[axis]]
+    (result,) = launch(
+        functools.partial(_bias_kernel, static, place, kept, reduced),
+        "pallas_flash_bias_gradient",
+        static,
         grid=grid,
-        in_specs=[spec for _, spec in inputs.values()],
-        out_specs=spec,
-        scratch_shapes=list(scratch.values()),
-        out_shape=d_bias,
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary",) * 4, vmem_limit_bytes=VMEM_LIMIT
-        ),
-        interpret=static.interpret,
-        name="pallas_flash_bias_gradient",
-    )(*(x for x, _ in inputs.values()))
+        inputs=inputs,
+        outputs={"d_bias": along(found, axes)},
+        scratch=dict.fromkeys(("x0", "y0", "p0", "d0"), tile),
+        parallel=0,
+    )
     if not kept[3]:
         result = result.swapaxes(2, 3)
         return result if bias.shape[2] > 1 else result.sum(axis=2, keepdims=True)

@@ -1,37 +1,51 @@
-"""Sizes of tiles: what a user says, else a heuristic."""
+"""Sizes of tiles: what a user says, else those that a generation is fastest with."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 from .static import Blocks
 
-__all__ = ["PallasFlashConfig", "blocks_for"]
+__all__ = [
+    "GENERATIONS",
+    "TABLE",
+    "PallasFlashConfig",
+    "Sizes",
+    "blocks_for",
+    "shape_class",
+]
 
+GENERATIONS = ("v5e", "v5p", "v6e", "7x")
 LANES = 128
-_TILE = 2**19  # logits of a chunk at most, by rows and keys
+_TILES = 4 * 2**20  # bytes at most of a tile of bias or mask
 
 
 @dataclasses.dataclass(frozen=True)
 class PallasFlashConfig:
-    """Sizes of the tiles; None leaves one to a heuristic.
+    """Sizes of the tiles; None leaves one to the table of the generation.
 
     Attributes:
         block_q: Rows of a block in the forward pass, a multiple of 128.
-        block_kv: Keys that are computed at once in it, likewise.
-        block_q_backward: Rows that are computed at once in the backward pass, likewise.
-        block_kv_backward: Keys of a block in it, likewise.
+        block_kv: Keys that are copied at once in it, a multiple of the next.
+        block_kv_compute: Keys that are computed at once in it, a multiple of 128.
+        block_kv_backward: Keys of a block in the backward pass, likewise.
+        block_q_backward: Rows that are copied at once in it, a multiple of the next.
+        block_q_compute_backward: Rows that are computed at once in it, likewise.
 
     Raises:
         TypeError: If a size is no int.
-        ValueError: If a size is no multiple of 128, from 128 on.
+        ValueError: If a size is no multiple of 128, from 128 on, or one that is copied
+            is no multiple of what is computed.
     """
 
     block_q: int | None = None
     block_kv: int | None = None
-    block_q_backward: int | None = None
+    block_kv_compute: int | None = None
     block_kv_backward: int | None = None
+    block_q_backward: int | None = None
+    block_q_compute_backward: int | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -48,57 +62,139 @@ class PallasFlashConfig:
                     f"{rule} a multiple of {LANES} from {LANES} on, got "
                     f"{field.name}={size}; for example 512"
                 )
+        for copied, computed in (
+            ("block_kv", "block_kv_compute"),
+            ("block_q_backward", "block_q_compute_backward"),
+        ):
+            whole, part = getattr(self, copied), getattr(self, computed)
+            if whole is not None and part is not None and whole % part:
+                raise ValueError(
+                    f"PallasFlashConfig: expected {copied} to be a multiple of "
+                    f"{computed}, got {copied}={whole} and {computed}={part}; for "
+                    f"example {copied}={part * max(1, whole // part)}"
+                )
+
+
+class Sizes(NamedTuple):
+    """Tiles of one kernel, for lengths that are long enough for them.
+
+    Attributes:
+        block: As in `Blocks`, likewise the others.
+        chunk: Keys or rows that are computed at once.
+        chunks: How many of them are copied at once, at most.
+        piece: Keys of a product, at most.
+        lanes: Rows that are treated at once, at most.
+    """
+
+    block: int
+    chunk: int
+    chunks: int
+    piece: int
+    lanes: int
+
+
+class Entry(NamedTuple):
+    """Tiles of both kernels."""
+
+    forward: Sizes
+    backward: Sizes
+
+
+_NARROW = Entry(Sizes(1024, 512, 8, 128, 256), Sizes(1024, 512, 8, 256, 512))
+_WIDE = Entry(Sizes(512, 512, 4, 128, 256), Sizes(512, 512, 4, 256, 512))
+
+TABLE: dict[tuple[str, str], Entry] = {
+    (generation, shape): _WIDE if "256" in shape else _NARROW
+    for generation in GENERATIONS
+    for shape in ("bfloat16 128", "bfloat16 256", "float32 128", "float32 256")
+}
+"""By generation and shape class, as `benchmarks/tpu_static.py` finds them."""
+
+
+def shape_class(dtype: str, head_dim: int) -> str:
+    """Returns what the table tells apart: the dtype, and whether heads are wide."""
+    return f"{dtype} {128 if head_dim <= LANES else 256}"
 
 
 def blocks_for(
-    q_len: int, kv_len: int, head_dim: int, config: PallasFlashConfig | None
+    generation: str,
+    shape: str,
+    q_len: int,
+    kv_len: int,
+    tile_bytes: int,
+    config: PallasFlashConfig | None,
 ) -> tuple[Blocks, Blocks, int, int]:
     """Returns the tiles of both kernels, and the lengths in whole blocks of both.
 
     Args:
+        generation: Of the table.
+        shape: Of the table, see `shape_class`.
         q_len: Rows, from 1.
         kv_len: Keys, from 1.
-        head_dim: The larger of head_dim and v_head_dim.
+        tile_bytes: Bytes of bias and mask per row and key.
         config: What the user says.
     """
     config = config or PallasFlashConfig()
-    wide = 2 if head_dim > LANES else 1  # accumulators grow with it
-    block_q = config.block_q or _even(q_len, 1024 // wide)
-    block_kv = config.block_kv or _even(kv_len, 512)
-    chunk_q = config.block_q_backward or _even(q_len, 512)
-    chunk_kv = config.block_kv_backward or _even(kv_len, 1024 // wide)
-    rows = _multiple(q_len, math.lcm(block_q, chunk_q))
-    keys = _multiple(kv_len, math.lcm(block_kv, chunk_kv))
-    forward = Blocks(
-        block_q,
-        block_kv,
-        _chunks(keys // block_kv, 8),
-        piece=_divisor(block_kv, 128),
-        lanes=_divisor(block_q, 256),
+    forward, backward = TABLE[generation, shape]
+    block_q, chunk_q = _pair(q_len, forward.block, backward.chunk)
+    block_kv, chunk_kv = _pair(kv_len, backward.block, forward.chunk)
+    block_q = config.block_q or block_q
+    block_kv = config.block_kv_backward or block_kv
+    if config.block_kv:
+        chunk_kv = _divisor(config.block_kv, forward.chunk)
+    if config.block_q_backward:
+        chunk_q = _divisor(config.block_q_backward, backward.chunk)
+    chunk_kv = config.block_kv_compute or chunk_kv
+    chunk_q = config.block_q_compute_backward or chunk_q
+    rows = _multiple(q_len, math.lcm(block_q, config.block_q_backward or chunk_q))
+    keys = _multiple(kv_len, math.lcm(block_kv, config.block_kv or chunk_kv))
+
+    def chunks(copied: int | None, chunk: int, of: int, sizes: Sizes, row: int) -> int:
+        if copied is not None:
+            return copied // chunk
+        most = sizes.chunks
+        if row:  # of bias or mask
+            most = max(1, min(most, _TILES // (row * chunk)))
+        number = of // chunk
+        return max(d for d in range(1, most + 1) if number % d == 0)
+
+    return (
+        Blocks(
+            block_q,
+            chunk_kv,
+            chunks(config.block_kv, chunk_kv, keys, forward, block_q * tile_bytes),
+            piece=_divisor(chunk_kv, forward.piece),
+            lanes=_divisor(block_q, forward.lanes),
+        ),
+        Blocks(
+            block_kv,
+            chunk_q,
+            chunks(
+                config.block_q_backward, chunk_q, rows, backward, block_kv * tile_bytes
+            ),
+            piece=_divisor(block_kv, backward.piece),
+            lanes=_divisor(chunk_q, backward.lanes),
+        ),
+        rows,
+        keys,
     )
-    backward = Blocks(
-        chunk_kv,
-        chunk_q,
-        _chunks(rows // chunk_q, 8),
-        piece=_divisor(chunk_kv, 256),
-        lanes=chunk_q,
-    )
-    return forward, backward, rows, keys
 
 
-def _even(length: int, most: int) -> int:
-    """Returns the size of equal blocks that waste the least at the end."""
-    blocks = -(-length // most)
-    return _multiple(-(-length // blocks), LANES)
+def _pair(length: int, block: int, chunk: int) -> tuple[int, int]:
+    """Returns sizes of blocks and chunks of one side that waste little at its end.
+
+    Both divide the same length in whole ones.
+    """
+    if length <= chunk:
+        return (_multiple(length, LANES),) * 2
+    ratio = block // chunk
+    blocks = -(-length // block)
+    small = _multiple(-(-length // (blocks * ratio)), LANES)
+    return small * ratio, small
 
 
 def _multiple(size: int, of: int) -> int:
     return -(-size // of) * of
-
-
-def _chunks(number: int, most: int) -> int:
-    """Returns the largest divisor of a number up to `most`."""
-    return max(d for d in range(1, most + 1) if number % d == 0)
 
 
 def _divisor(size: int, most: int) -> int:

@@ -21,6 +21,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from .launch import Refs, Step, launch, listed_place, step_of
 from .static import (
     LOG2E,
     Operands,
@@ -31,48 +32,34 @@ from .static import (
     unit_of,
     visible_of,
 )
-from .steps import FIRST, LAST, Hidden, row_steps
+from .steps import FIRST, LAST, Hidden, Steps, row_steps
 from .windows import of_bias, of_hidden, window
 
-__all__ = ["BIASES", "HIDES", "VMEM_LIMIT", "attend_rows"]
+__all__ = ["BIASES", "HIDES", "attend_rows"]
 
 SUBLANES = 8
-VMEM_LIMIT = 100 * 2**20
+SLICE = 32
+"""Keys whose probabilities are computed at once; more would not stay in registers."""
 BIASES = {"bias", "key_bias", "row_bias"}
 HIDES = {"first", "end", "q_ids", "kv_ids", "mask"}
 
 
-def _kernel(
-    # scalars, int32 [batch | 1, steps], and of chunk [batch | 1, steps, chunks]
-    block_ref: Any,
-    span_ref: Any,
-    ends_ref: Any,
-    whole_ref: Any,
-    count_ref: Any,
-    chunk_ref: Any,
-    # inputs, outputs and scratch, by `names`
-    *all_refs: Any,
-    names: tuple[str, ...],
-    static: Static,
-) -> None:
+def _kernel(static: Static, *given: Any) -> None:
     """Takes a span of keys into the softmax of one block of rows."""
-    refs = dict(zip(names, all_refs, strict=True))
-    step = pl.program_id(2)
-    of = pl.program_id(0) if ends_ref.shape[0] > 1 else 0
-    ends, whole, count = (x[of, step] for x in (ends_ref, whole_ref, count_ref))
-    span = span_ref[of, step] * static.forward.span
+    *lists, refs = given
+    step = step_of(Steps(*lists))
 
-    @pl.when(ends & FIRST != 0)
+    @pl.when(step.ends & FIRST != 0)
     def start() -> None:
         refs["m"][...] = jnp.full_like(refs["m"], -jnp.inf)
         refs["l"][...] = jnp.zeros_like(refs["l"])
         refs["acc"][...] = jnp.zeros_like(refs["acc"])
 
-    @pl.when(count > 0)
+    @pl.when(step.count > 0)
     def visit() -> None:
-        _visit(refs, lambda n: chunk_ref[of, step, n], span, whole, count, static)
+        _visit(refs, step, static)
 
-    @pl.when(ends & LAST != 0)
+    @pl.when(step.ends & LAST != 0)
     def finish() -> None:
         l = refs["l"][...].sum(axis=0, keepdims=True)
         m = refs["m"][:1]
@@ -84,9 +71,7 @@ def _kernel(
         refs["lse"][...] = jnp.where(is_empty, -jnp.inf, m * unit + jnp.log(l))
 
 
-def _visit(
-    refs: dict[str, Any], chunk_of: Any, span: Any, whole: Any, count: Any, static: Any
-) -> None:
+def _visit(refs: Refs, step: Step, static: Static) -> None:
     """Visits chunks, each by three stages of which those of neighbours overlap.
 
     While the softmax of one chunk is taken, the products of the next are computed, and
@@ -94,6 +79,8 @@ def _visit(
     their instructions.
     """
     sizes = static.forward
+    span, chunk_of = step.span * sizes.span, step.chunk_of
+    whole, count = step.whole, step.count
     hides = HIDES & set(refs)
     unmasked = {name: ref for name, ref in refs.items() if name not in hides}
 
@@ -114,6 +101,12 @@ def _visit(
         for first in range(0, sizes.block, sizes.lanes)
     ]
 
+    def alone(is_whole: bool) -> None:
+        for lanes in groups:
+            products(0, 0, is_whole, lanes)
+            softmax(0, lanes)
+            values(0, 0, lanes)
+
     def first_products(is_whole: bool) -> None:
         for lanes in groups:
             products(0, 0, is_whole, lanes)
@@ -121,8 +114,8 @@ def _visit(
     def one(number: Any, now: int, is_whole: bool) -> None:
         """Takes the softmax of a chunk, the next one of which is seen whole or not."""
         for lanes in groups:
-            products(number + 1, 1 - now, is_whole, lanes)
             values(number - 1, 1 - now, lanes)
+            products(number + 1, 1 - now, is_whole, lanes)
             softmax(now, lanes)
 
     def last(now: int) -> None:
@@ -132,12 +125,16 @@ def _visit(
             values(count - 1, now, lanes)
 
     def either(is_whole: Any, act: Any) -> None:
-        if not hides:
-            act(True)
+        if not hides or is_whole is False:
+            act(not hides)
             return
         pl.when(is_whole)(lambda: act(True))
         pl.when(jnp.logical_not(is_whole))(lambda: act(False))
 
+    if sizes.chunks == 1:  # there is no neighbour
+        # All keys in one: it is hardly ever seen whole.
+        either(False if static.kv_len <= sizes.chunk else whole > 0, alone)
+        return
     # Of the chunk before the first nothing is added.
     refs["p1"][...] = jnp.zeros_like(refs["p1"])
     refs["decay"][1] = jnp.ones_like(refs["decay"][1])
@@ -158,7 +155,7 @@ def _visit(
 
 
 def _products(
-    refs: dict[str, Any], chunk: Any, span: Any, into: int, static: Static, lanes: slice
+    refs: Refs, chunk: Any, span: Any, into: int, static: Static, lanes: slice
 ) -> None:
     """Computes the logits of a chunk, and the largest of each row."""
     sizes = static.forward
@@ -178,7 +175,7 @@ def _products(
     refs["top"][into, :, lanes] = jnp.broadcast_to(top, (SUBLANES, sizes.lanes))
 
 
-def _softmax(refs: dict[str, Any], now: int, static: Static, lanes: slice) -> None:
+def _softmax(refs: Refs, now: int, static: Static, lanes: slice) -> None:
     """Turns the logits of a chunk into probabilities, and adds them up."""
     sizes = static.forward
     may_be_empty = bool((HIDES | BIASES) & set(refs))
@@ -190,20 +187,18 @@ def _softmax(refs: dict[str, Any], now: int, static: Static, lanes: slice) -> No
         base = jnp.where(m_new == -jnp.inf, 0.0, m_new)
     decay = jnp.exp2((m - base) * unit)
     l = decay * refs["l"][:, lanes]
-    for piece in range(0, sizes.chunk, sizes.piece):
-        keys = slice(piece, piece + sizes.piece)
+    for piece in range(0, sizes.chunk, SLICE):
+        keys = slice(piece, piece + SLICE)
         x = refs[f"x{now}"][keys, lanes].reshape(-1, SUBLANES, sizes.lanes)
         p = jnp.exp2((x - base) * unit)
         l = l + p.sum(axis=0)
-        p = p.reshape(sizes.piece, sizes.lanes)
+        p = p.reshape(SLICE, sizes.lanes)
         refs[f"p{now}"][keys, lanes] = p.astype(refs[f"p{now}"].dtype)
     refs["m"][:, lanes], refs["l"][:, lanes] = m_new, l
     refs["decay"][now, :, lanes] = decay
 
 
-def _values(
-    refs: dict[str, Any], chunk: Any, of: int, static: Static, lanes: slice
-) -> None:
+def _values(refs: Refs, chunk: Any, of: int, static: Static, lanes: slice) -> None:
     """Adds the values of a chunk, weighted."""
     size = static.forward.chunk
     keys = pl.ds(pl.multiple_of(chunk * size, size), size)
@@ -228,12 +223,7 @@ def attend_rows(
     blocks = {"q": sizes.block, "k": sizes.span, "g": heads // k.shape[1]}
     lists = static.q_len, static.kv_len, sizes.block, sizes.chunk, sizes.chunks
     steps = row_steps(hidden, *lists)
-    many = steps.block.shape[0] > 1
-
-    def place(b: Any, h: Any, s: Any, block: Any, span: Any, *rest: Any) -> Any:
-        of = b if many else 0
-        return b, h, block[of, s], span[of, s]
-
+    place = listed_place(steps, by_rows=True)
     inputs = {
         "q": window(q, "bhqd", blocks, place),
         "k": window(k, "bgkd", blocks, place),
@@ -255,33 +245,25 @@ def attend_rows(
     }
     statistic = (SUBLANES, sizes.block)
     tile = (sizes.chunk, sizes.block)
+    copies = range(min(sizes.chunks, 2))
     scratch = {
         "m": pltpu.VMEM(statistic, jnp.float32),
         "l": pltpu.VMEM(statistic, jnp.float32),
         "acc": pltpu.VMEM((v_head_dim, sizes.block), jnp.float32),
-        "top": pltpu.VMEM((2, *statistic), jnp.float32),
-        "decay": pltpu.VMEM((2, *statistic), jnp.float32),
-        **{f"x{n}": pltpu.VMEM(tile, jnp.float32) for n in (0, 1)},
-        **{f"p{n}": pltpu.VMEM(tile, v.dtype) for n in (0, 1)},
+        "top": pltpu.VMEM((len(copies), *statistic), jnp.float32),
+        "decay": pltpu.VMEM((len(copies), *statistic), jnp.float32),
+        **{f"x{n}": pltpu.VMEM(tile, jnp.float32) for n in copies},
+        **{f"p{n}": pltpu.VMEM(tile, v.dtype) for n in copies},
     }
-    kernel = functools.partial(
-        _kernel, names=(*inputs, *outputs, *scratch), static=static
+    output, lse = launch(
+        functools.partial(_kernel, static),
+        "pallas_flash_forward",
+        static,
+        grid=(batch, heads, steps.block.shape[1]),
+        scalars=steps,
+        inputs=inputs,
+        outputs=outputs,
+        scratch=scratch,
+        parallel=2,
     )
-    output, lse = pl.pallas_call(
-        kernel,
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(steps),
-            grid=(batch, heads, steps.block.shape[1]),
-            in_specs=[spec for _, spec in inputs.values()],
-            out_specs=[spec for _, spec in outputs.values()],
-            scratch_shapes=list(scratch.values()),
-        ),
-        out_shape=[x for x, _ in outputs.values()],
-        compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"),
-            vmem_limit_bytes=VMEM_LIMIT,
-        ),
-        interpret=static.interpret,
-        name="pallas_flash_forward",
-    )(*map(jnp.asarray, steps), *(x for x, _ in inputs.values()))
     return output, lse[:, :, 0]

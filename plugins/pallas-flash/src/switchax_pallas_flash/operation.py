@@ -16,11 +16,62 @@ from switchax import (
     Refusal,
     Request,
     Target,
+    current_target,
 )
 
-from .blocks import PallasFlashConfig
+from .blocks import GENERATIONS, PallasFlashConfig
 
 __all__ = ["PallasFlashAttention"]
+
+
+def _attending(*, interpret: bool) -> Any:
+    """Returns a forward method."""
+
+    def forward(
+        self: BaseOperation,
+        query: Array,
+        key: Array,
+        value: Array,
+        *,
+        softmax_scale: float,
+        bias: Array | None,
+        mask: Array | None,
+        q_segment_ids: Array | None,
+        kv_segment_ids: Array | None,
+        q_lengths: Array | None,
+        kv_lengths: Array | None,
+        causal: bool,
+        window: tuple[int | None, int | None] | None,
+        q_offset: Array | int,
+        logits_soft_cap: float | None,
+        softmax_aux: Array | None,
+    ) -> tuple[Array, Array]:
+        """Computes attention; see `switchax.attention` for the arguments."""
+        generation = {} if interpret else {"generation": current_target().generation}
+        from .attend import attend  # heavy imports live in there
+
+        return attend(
+            query,
+            key,
+            value,
+            softmax_scale=softmax_scale,
+            bias=bias,
+            mask=mask,
+            q_segment_ids=q_segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            q_lengths=q_lengths,
+            kv_lengths=kv_lengths,
+            causal=causal,
+            window=window,
+            q_offset=q_offset,
+            logits_soft_cap=logits_soft_cap,
+            softmax_aux=softmax_aux,
+            config=self.config,
+            **generation,
+            interpret=interpret,
+        )
+
+    return forward
 
 
 @OperationRegistry.register
@@ -55,54 +106,13 @@ class PallasFlashAttention(BaseOperation):
             if not isinstance(size, int):  # a symbol of jax.export
                 hint = "blocks are counted when a call is traced: export with numbers"
                 yield Refusal("rule", axis, str(size), "a number", hint)
+        known = GENERATIONS
+        if target.platform == "tpu" and target.generation not in ("", *known):
+            hint = "its memories are not known: choose another operation"
+            yield Refusal(
+                "platform", "generation", target.generation, ", ".join(known), hint
+            )
 
-    def forward_tpu(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        *,
-        softmax_scale: float,
-        bias: Array | None,
-        mask: Array | None,
-        q_segment_ids: Array | None,
-        kv_segment_ids: Array | None,
-        q_lengths: Array | None,
-        kv_lengths: Array | None,
-        causal: bool,
-        window: tuple[int | None, int | None] | None,
-        q_offset: Array | int,
-        logits_soft_cap: float | None,
-        softmax_aux: Array | None,
-    ) -> tuple[Array, Array]:
-        """Computes attention; see `switchax.attention` for the arguments."""
-        return self._attend(locals(), interpret=False)
-
-    def forward_cpu(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        *,
-        softmax_scale: float,
-        bias: Array | None,
-        mask: Array | None,
-        q_segment_ids: Array | None,
-        kv_segment_ids: Array | None,
-        q_lengths: Array | None,
-        kv_lengths: Array | None,
-        causal: bool,
-        window: tuple[int | None, int | None] | None,
-        q_offset: Array | int,
-        logits_soft_cap: float | None,
-        softmax_aux: Array | None,
-    ) -> tuple[Array, Array]:
-        """Computes the same by Pallas's interpreter: slow, for tests."""
-        return self._attend(locals(), interpret=True)
-
-    def _attend(self, given: dict[str, Any], interpret: bool) -> tuple[Array, Array]:
-        from .attend import attend  # heavy imports live in there
-
-        operands = [given.pop(name) for name in ("query", "key", "value")]
-        given.pop("self")
-        return attend(*operands, **given, config=self.config, interpret=interpret)
+    forward_tpu = _attending(interpret=False)
+    # Pallas's interpreter: slow, for tests.
+    forward_cpu = _attending(interpret=True)

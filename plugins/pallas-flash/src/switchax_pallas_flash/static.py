@@ -60,6 +60,7 @@ class Static:
         q_len: Rows that are somebody's.
         kv_len: Keys that are.
         output: Dtype of the output.
+        generation: Of the chip.
         interpret: As `pl.pallas_call` takes it.
     """
 
@@ -70,6 +71,7 @@ class Static:
     q_len: int
     kv_len: int
     output: str = "float32"
+    generation: str = "v6e"
     interpret: Any = False
 
 
@@ -156,10 +158,11 @@ def visible_of(refs: dict[str, Any], key: Any, keys: Any, rows: Any) -> Any:
     """
     size, width = _size(keys), _size(rows)
     parts = []
-    if "first" in refs:
+    if "end" in refs:
         number = lax.broadcasted_iota(jnp.int32, (size, width), 0)
-        parts += [number >= refs["first"][:, rows] - key]
         parts += [number < refs["end"][:, rows] - key]
+    if "first" in refs:
+        parts += [number >= refs["first"][:, rows] - key]
     if "q_ids" in refs:
         ids = column(refs["kv_ids"][:, keys], width)
         parts.append(ids == refs["q_ids"][:, rows])

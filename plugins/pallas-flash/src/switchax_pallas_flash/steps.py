@@ -29,7 +29,8 @@ class Hidden:
     Rows and keys are padded to whole blocks; rows that fill a block are nobody's.
 
     Attributes:
-        first: int32 `[batch | 1, q_len]`: the first key that a row may see, from 0.
+        first: int32 `[batch | 1, q_len]`: the first key that a row may see, from 0;
+            None is 0 for all.
         end: int32 `[batch | 1, q_len]`: the first key after them, at most kv_len.
         q_ids: int32 `[batch, q_len]`; -1 matches nothing.
         kv_ids: int32 `[batch, kv_len]`; -2 matches nothing.
@@ -41,6 +42,13 @@ class Hidden:
     q_ids: Array | None = None
     kv_ids: Array | None = None
     mask: Array | None = None
+
+    @property
+    def lower(self) -> Any:
+        """`first` of a call that has an `end`, as an array."""
+        if self.first is not None:
+            return self.first
+        return (np if isinstance(self.end, np.ndarray) else jnp).zeros_like(self.end)
 
 
 class Steps(NamedTuple):
@@ -80,7 +88,7 @@ def bounds(
     q_lengths: Array | None,
     kv_lengths: Array | None,
 ) -> tuple[Any, Any]:
-    """Returns `first` and `end` of `Hidden`, or None where they hide nothing.
+    """Returns `first` and `end` of `Hidden`; None where they hide nothing.
 
     A row past its length sees nothing: its end is its first.
     """
@@ -109,7 +117,8 @@ def bounds(
         end = xp.minimum(end, xp.clip(kv_lengths, 0, kv_len).reshape(-1, 1))
     if q_lengths is not None:
         end = xp.where(row < q_lengths.reshape(-1, 1), end, np.int32(0))
-    return tuple(xp.broadcast_arrays(first.astype(np.int32), end.astype(np.int32)))
+    first, end = xp.broadcast_arrays(first.astype(np.int32), end.astype(np.int32))
+    return first if left is not None else None, end
 
 
 def _sorts(hidden: Hidden, q_len: int, kv_len: int, block_q: int, block_kv: int) -> Any:
@@ -129,8 +138,8 @@ def _sorts(hidden: Hidden, q_len: int, kv_len: int, block_q: int, block_kv: int)
     key_end = key + np.int32(block_kv)
     some: Any = np.ones((1, blocks_q, blocks_kv), bool)
     all_: Any = some & (key_end <= kv_len)
-    if hidden.first is not None:
-        first, end = (_by_block(xp, x, block_q) for x in (hidden.first, hidden.end))
+    if hidden.end is not None:
+        first, end = (_by_block(xp, x, block_q) for x in (hidden.lower, hidden.end))
         # A row that sees nothing has no say in what the others see.
         sees = end > first
         low = xp.where(sees, first, _INT.max).min(axis=2)[..., None]

@@ -1,0 +1,125 @@
+"""Calls kernels: which arrays they see, under which names, if they fit the chip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from .memory import check_fits
+from .static import Static
+from .steps import Steps
+from .windows import Window
+
+__all__ = ["Refs", "Step", "launch", "listed_place", "step_of"]
+
+Refs = dict[str, Any]
+"""The arrays of one step of a kernel, by name."""
+
+
+class Step(NamedTuple):
+    """One entry of `Steps`, read within a kernel; int32 scalars.
+
+    Attributes:
+        block: As there, likewise the next four.
+        span: Of the other side.
+        ends: FIRST, LAST, both or none.
+        whole: How many chunks are seen whole.
+        count: How many are visited.
+        chunk_of: From a number below `count` to a chunk's in its span.
+    """
+
+    block: Any
+    span: Any
+    ends: Any
+    whole: Any
+    count: Any
+    chunk_of: Callable[[Any], Any]
+
+
+def step_of(lists: Steps) -> Step:
+    """Returns the step that a kernel is at, from references to the lists."""
+    step = pl.program_id(2)
+    of = pl.program_id(0) if lists.ends.shape[0] > 1 else 0
+    scalars = (x[of, step] for x in lists[:5])
+    return Step(*scalars, lambda number: lists.chunk[of, step, number])
+
+
+def listed_place(steps: Steps, by_rows: bool) -> Callable[..., tuple[Any, ...]]:
+    """Returns where a step of a list is, for `window`.
+
+    Args:
+        steps: The list.
+        by_rows: Whether blocks are of rows, and spans of keys.
+    """
+    many = steps.block.shape[0] > 1
+
+    def place(b: Any, h: Any, s: Any, block: Any, span: Any, *rest: Any) -> Any:
+        of = b if many else 0
+        at = block[of, s], span[of, s]
+        return b, h, *(at if by_rows else at[::-1])
+
+    return place
+
+
+def launch(
+    body: Callable[..., None],
+    name: str,
+    static: Static,
+    *,
+    grid: Sequence[int],
+    scalars: Sequence[Any] = (),
+    inputs: Mapping[str, Window],
+    outputs: Mapping[str, Window],
+    scratch: Mapping[str, Any],
+    parallel: int,
+) -> list[Array]:
+    """Runs a kernel.
+
+    Args:
+        body: Takes references to the scalars, and then `Refs`.
+        name: Of the kernel.
+        static: Of the call.
+        grid: Numbers of steps, outermost first.
+        scalars: What it reads from scalar memory, as its windows do.
+        inputs: Arrays with their windows, by name.
+        outputs: Shapes with their windows, by name.
+        scratch: What it holds beside them, by name.
+        parallel: How many axes of the grid, from the first on, may run in any order.
+
+    Raises:
+        UnsupportedError: If it does not fit the memories of the chip.
+    """
+    names = (*inputs, *outputs, *scratch)
+    windows = [*inputs.values(), *outputs.values()]
+    limit = None
+    if not static.interpret:
+        held = static.generation, windows, scratch.values(), scalars
+        limit = check_fits(name, *held)
+
+    def kernel(*refs: Any) -> None:
+        listed, held = refs[: len(scalars)], refs[len(scalars) :]
+        body(*listed, dict(zip(names, held, strict=True)))
+
+    semantics = ("parallel",) * parallel + ("arbitrary",) * (len(grid) - parallel)
+    call: Callable[..., list[Array]] = pl.pallas_call(
+        kernel,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=tuple(grid),
+            in_specs=[spec for _, spec in inputs.values()],
+            out_specs=[spec for _, spec in outputs.values()],
+            scratch_shapes=list(scratch.values()),
+        ),
+        out_shape=[x for x, _ in outputs.values()],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=semantics, vmem_limit_bytes=limit
+        ),
+        interpret=static.interpret,
+        name=name,
+    )
+    return call(*map(jnp.asarray, scalars), *(x for x, _ in inputs.values()))
