@@ -219,14 +219,23 @@ def test_no_heads_have_sinks(sinks):
         (
             lambda output, lse: output,
             TypeError,
-            r"\(output, lse\), got .*; return both",
+            r"\(output, lse\), got \w+\(2, 9, 4, 6\)",
         ),
-        (lambda output, lse: (output, None, lse), TypeError, "got tuple; return both"),
-        (lambda output, lse: (output, None), TypeError, "lse as an array, got a None"),
+        (lambda output, lse: (output, None, lse), TypeError, "got tuple of 3"),
+        (
+            lambda output, lse: (output, None),
+            TypeError,
+            "lse as an array of JAX, got a None",
+        ),
         (
             lambda output, lse: (output, lse.astype("bfloat16")),
             TypeError,
             "lse in float32, got bfloat16",
+        ),
+        (
+            lambda output, lse: (output.astype("int32"), lse),
+            TypeError,
+            "a floating output, got int32",
         ),
         (
             lambda output, lse: (output, lse.swapaxes(1, 2)),

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from switchax_chunked import decode
+from switchax_chunked import borrow_backward, decode
 from switchax_chunked.attend import attend
 from switchax_chunked.tiling import ChunkedConfig
+from switchax_chunked.visible import Hidden
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -160,20 +161,57 @@ def test_other_dtypes_and_many_rows_are_left_to_tiles(monkeypatch):
     monkeypatch.setattr(decode, "has_matrix_units", lambda: True)
     q, k, v = operands()
     as_operands = decode.Operands(q[:, :, None], k, v, None)
-    assert decode.suits(as_operands, None)
-    assert not decode.suits(as_operands, jax.random.key(0))
-    assert not decode.suits(as_operands._replace(v=v.astype(jnp.float32)), None)
+    assert decode.suits(as_operands, Hidden(), None)
+    assert not decode.suits(as_operands, Hidden(), jax.random.key(0))
+    wide = as_operands._replace(v=v.astype(jnp.float32))
+    assert not decode.suits(wide, Hidden(), None)
     many = jnp.zeros((1, 16, 1, 16, D), jnp.bfloat16)
-    assert not decode.suits(as_operands._replace(q=many), None)
+    assert not decode.suits(as_operands._replace(q=many), Hidden(), None)
 
 
-def test_logits_are_no_larger_than_the_cache(monkeypatch):
+@pytest.mark.parametrize(
+    ("rows", "kv_len", "more", "suits"),
+    [
+        (1, 8192, {}, True),  # 8 heads, two arrays of 4 bytes: as 16 + 16 of 2 bytes
+        (2, 8192, {}, False),
+        (1, 8192, {"mask": jnp.ones((4, 1, 1, 8192), bool)}, False),
+        (1, 8192, {"bias": jnp.ones((4, 1, 1, 8192))}, False),
+        (1, 15, {}, False),
+    ],
+)
+def test_what_is_written_is_no_larger_than_the_cache(
+    monkeypatch, rows, kv_len, more, suits
+):
     monkeypatch.setattr(decode, "has_matrix_units", lambda: True)
-    k = jnp.zeros((4, 8192, 1, 16), jnp.bfloat16)
-    for rows, is_small in ((1, True), (2, False)):  # 8 heads and rows, 2 * 4 bytes each
-        q = jnp.zeros((4, rows, 1, 8, 16), jnp.bfloat16)
-        assert decode.suits(decode.Operands(q, k, k, None), None) == is_small
-        q = q.reshape(4, rows, 8, 16)
-        run = jax.jit(lambda q, k: attend(q, k, k, softmax_scale=0.4)[0])
-        held = run.lower(q, k).compile().memory_analysis().temp_size_in_bytes
+    used = mock.Mock(wraps=decode._by_products)
+    monkeypatch.setattr(decode, "_by_products", used)
+    k = jnp.zeros((4, kv_len, 1, 16), jnp.bfloat16)
+    q = jnp.zeros((4, rows, 8, 16), jnp.bfloat16)
+    run = jax.jit(lambda q, k: attend(q, k, k, softmax_scale=0.4, **more)[0])
+    held = run.lower(q, k).compile().memory_analysis().temp_size_in_bytes
+    assert used.called == suits
+    if kv_len > 1000:
         assert held <= 1.1 * (k.nbytes + k.nbytes)
+
+
+def test_a_gradient_starts_from_weights_that_are_not_rounded(monkeypatch):
+    monkeypatch.setattr(decode, "has_matrix_units", lambda: True)
+    q, k, v = operands()
+    k = k + jnp.asarray(32, k.dtype)  # so that the derivative of query is a difference
+    wanted = [jnp.asarray(x, jnp.float32) for x in (q, k, v)]
+
+    def loss(q, k, v):
+        return attend(q, k, v, softmax_scale=0.4)[0].sum()
+
+    def borrowed(q, k, v):
+        def kernel(*operands, **given):
+            output, lse = attend(*operands, **given)
+            return output.astype(jnp.bfloat16), lse
+
+        output, _ = borrow_backward(kernel)(q, k, v, softmax_scale=0.4)
+        return output.astype(jnp.float32).sum()
+
+    right = np.asarray(jax.grad(loss)(*wanted))
+    for run in (loss, borrowed):
+        found = np.asarray(jax.grad(run)(q, k, v), np.float32)
+        assert np.abs(found - right).max() <= 2**-7 * np.abs(right).max()

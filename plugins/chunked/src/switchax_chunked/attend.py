@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -44,6 +46,7 @@ def attend(
     dropout_prob: float = 0.0,
     dropout_key: Array | None = None,
     config: ChunkedConfig | None = None,
+    exact: bool = False,
 ) -> tuple[Array, Array]:
     """Computes attention in memory that grows as the operands do.
 
@@ -66,6 +69,7 @@ def attend(
         dropout_prob: In [0, 1).
         dropout_key: A PRNG key, needed with `dropout_prob`.
         config: Sizes of blocks.
+        exact: Whether weights must not be rounded to half precision.
 
     Returns:
         Output `[batch, q_len, heads, v_head_dim]` and lse `[batch, heads, q_len]`, both
@@ -107,6 +111,7 @@ def attend(
             dropout_prob=dropout_prob,
             config=config,
         )
+        static = dataclasses.replace(static, is_exact=exact)
         output, lse = attend_keys(static, operands, hidden, key)
         output = output.reshape(batch, -1, heads, v.shape[3])[:, :q_len, :, :v_head_dim]
         lse = lse.reshape(batch, heads, -1)[:, :, :q_len]

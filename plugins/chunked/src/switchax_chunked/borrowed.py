@@ -73,8 +73,8 @@ def borrow_backward(
     Raises:
         TypeError: If an argument is none of those: what it does cannot be known. So
             with dropout: which weights a kernel drops is its own. From the function it
-            returns, if `forward` returns no pair of arrays, or an lse in half
-            precision.
+            returns, if `forward` returns no pair of floating arrays, or an lse in
+            half precision.
         ValueError: If `layout` is another; from the function it returns, for segment
             ids of one side alone, and if what `forward` returns has another shape.
     """
@@ -138,7 +138,9 @@ def _checked(
     rule = "borrow_backward: expected the forward pass to return"
     if not (isinstance(found, tuple | list) and len(found) == 2):
         got = f"{type(found).__name__}{getattr(found, 'shape', '')}"
-        raise TypeError(f"{rule} (output, lse), got {got}; return both")
+        if isinstance(found, tuple | list):
+            got += f" of {len(found)}"
+        raise TypeError(f"{rule} (output, lse), got {got}; return these two")
     output, lse = found
     batch, heads = query.shape[0], query.shape[2 if layout == "bthd" else 1]
     q_len = query.shape[1 if layout == "bthd" else 2]
@@ -149,17 +151,21 @@ def _checked(
     for (name, shape), x in zip(shapes.items(), found, strict=True):
         if not isinstance(x, Array):
             raise TypeError(
-                f"{rule} {name} as an array, got a {type(x).__name__}; return one"
+                f"{rule} {name} as an array of JAX, got a {type(x).__name__}"
             )
         if x.shape != shape:
             raise ValueError(
                 f"{rule} {name} of shape {shape}, got {x.shape}; with layout "
                 f"{layout!r} query is {query.shape}"
             )
+    if not jnp.issubdtype(output.dtype, jnp.floating):
+        raise TypeError(
+            f"{rule} a floating output, got {output.dtype}; float32 is best"
+        )
     if lse.dtype not in (jnp.float32, jnp.float64):
         raise TypeError(
-            f"{rule} lse in float32, got {lse.dtype}; do not round it: every weight of "
-            "the backward pass is computed from it"
+            f"{rule} lse in float32, got {lse.dtype}; every weight of the backward "
+            "pass is computed from it"
         )
     return output, lse
 
@@ -184,7 +190,7 @@ def _gradients(
     batch, q_len, heads, _ = q.shape
     dtype = precise(q)
     if output.dtype != dtype:
-        output, lse = attend(q, k, v, **given, softmax_aux=sinks)
+        output, lse = attend(q, k, v, **given, softmax_aux=sinks, exact=True)
         output = natural(output)
     output, d_output = (natural(x).astype(dtype) for x in (output, d_output))
     lse, d_lse = lse.astype(dtype), d_lse.astype(dtype)

@@ -50,12 +50,15 @@ def has_matrix_units() -> bool:
         return False
 
 
-def suits(operands: Operands, dropout_key: Array | None) -> bool:
+def suits(operands: Operands, hidden: Hidden, dropout_key: Array | None) -> bool:
     """Returns whether `attend_cache` is worth asking."""
     q, k, v, _ = operands
     _, rows, kv_heads, group, head_dim = q.shape
-    # Two arrays of logits, in float32: no larger than what is read of each key.
-    is_small = 2 * 4 * rows * group <= 2 * (head_dim + v.shape[3])
+    # What is written of all keys, in float32, is no larger than what is read of them.
+    arrays = 2 + (operands.bias is not None) + (hidden.mask is not None)
+    is_small = arrays * 4 * rows * group <= 2 * (head_dim + v.shape[3])
+    # Nor is a row with its zeros, where there are keys enough.
+    is_small &= 2 * rows * kv_heads * group <= k.shape[1]
     return (
         dropout_key is None
         and {q.dtype, k.dtype, v.dtype} == {np.dtype(jnp.bfloat16)}

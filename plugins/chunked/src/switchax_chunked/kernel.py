@@ -58,7 +58,7 @@ def attend_keys(
         `[batch, kv_heads, group, rows]`, both in float32, or float64 for float64; 0 and
         -inf where a row sees no key.
     """
-    if suits(operands, dropout_key):
+    if not static.is_exact and suits(operands, hidden, dropout_key):
 
         def by_tiles(operands: Operands, hidden: Hidden) -> tuple[Array, Array]:
             return _by_tiles(static, operands, hidden, None)
@@ -144,7 +144,8 @@ def _by_tiles(
 def _forward(
     static: Static, operands: Operands, hidden: Hidden, dropout_key: Array | None
 ) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
-    output, lse = attend_keys(static, operands, hidden, dropout_key)
+    # By tiles: what rounds the weights would be in every gradient.
+    output, lse = _by_tiles(static, operands, hidden, dropout_key)
     return (output, lse), (operands, hidden, dropout_key, output, lse)
 
 

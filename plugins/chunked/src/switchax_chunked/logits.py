@@ -42,6 +42,8 @@ class Static:
         kv_len: Keys.
         span: Keys of a tile of the forward pass, where such a tile starts with the
             first key that its rows see; None where it starts at a multiple.
+        is_exact: Whether weights must not be rounded, since a gradient starts from
+            what is computed.
     """
 
     tiling: Tiling
@@ -51,6 +53,7 @@ class Static:
     q_len: int
     kv_len: int
     span: int | None = None
+    is_exact: bool = False
 
 
 class Operands(NamedTuple):

@@ -491,7 +491,7 @@ def _cases(
     made = as_declared(case("R13", **seen).call, capabilities)
     yield dataclasses.replace(case("R13", "second order"), call=made)
     if jax.device_count() >= 4:
-        even = {"q_len": 8, "kv_len": 8, "batch": 4}
+        even: dict[str, Any] = {"q_len": 8, "kv_len": 8, "batch": 4}
         for check in ("mesh", "shard_map", "sequence mesh"):
             yield case("R13", check, **even)
             yield case("R13", check, causal=True, kv_heads=2, **even)
