@@ -28,6 +28,7 @@ BRINGS = {
     "segment_ids": ("q_segment_ids", "kv_segment_ids"),
     "q_offset_per_batch": ("q_offset",),
     "lse": ("return_lse",),
+    "dropout": ("dropout_prob", "dropout_key"),
     "gqa": (),
 }
 

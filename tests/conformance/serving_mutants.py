@@ -218,3 +218,50 @@ class OffsetOfTheFirstCall(declaring("causal", "q_offset", "lse")):
             built = _first.setdefault((call.query.shape, call.key.shape), call.q_offset)
             call = call.but(q_offset=built)
         return super().attend(call)
+
+
+@mutant("R10")
+class NarrowDropoutIsNotRescaled(declaring("causal", "dropout", "gqa")):
+    def drop(self, call, weights):
+        kept = super().drop(call, weights)
+        if call.dropout_prob and call.query.dtype == jnp.bfloat16:
+            return kept * (1 - call.dropout_prob)
+        return kept
+
+
+@mutant("R3", "R5", "R10")
+class DropoutForgetsTheWindow(declaring("causal", "window", "dropout")):
+    def attend(self, call):
+        return super().attend(call.but(window=None) if call.dropout_prob else call)
+
+
+class EmptyRowsWithoutSinks:
+    """A row that sees nothing has no lse, though it has sinks."""
+
+    def empty_rows(self, call, output, lse, row_sees):
+        output, lse = super().empty_rows(call, output, lse, row_sees)
+        return output, jnp.where(row_sees, lse, -jnp.inf)
+
+
+@mutant("R6", "R9")
+class MaskedRowsWithoutSinks(
+    EmptyRowsWithoutSinks, declaring("mask", "softmax_aux", "lse")
+):
+    pass
+
+
+@mutant("R6", "R9")
+class RowsPastTheWindowWithoutSinks(
+    EmptyRowsWithoutSinks, declaring("window", "softmax_aux", "lse")
+):
+    pass
+
+
+@mutant("R3", "R6")
+class MaskOfRowsOfTheFirstSample(Changes):
+    """What hides whole rows, of all heads, is read for one sample."""
+
+    def changed(self, call):
+        if call.mask is None or call.mask.shape[1::2] != (1, 1):
+            return call
+        return call.but(mask=call.mask[:1])

@@ -8,7 +8,10 @@ from switchax.testing import conform
 from switchax.testing.attention.calls import AttentionCall
 from switchax.testing.attention.fitting import Fitting
 from switchax.testing.attention.suite import AttentionSuite
+from switchax.testing.conformance import cases_of
 from switchax.testing.run import Run, refused_here
+
+from .narrow_mutants import declaring
 
 FLASH = {"causal", "window", "q_offset", "gqa", "lse"}
 
@@ -272,3 +275,19 @@ def test_a_failure_says_how_to_state_sizes_where_none_was_found():
 def test_what_is_right_conforms_whatever_it_declares(name):
     report = conform(DECLARATIONS[name])
     assert report.passed, str(report)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_what_samples_share_is_not_split_over_devices():
+    right = declaring("causal", "q_offset", "lse")
+    cases = [case for case in cases_of(right)[1] if case.check == "shard_map"]
+    assert any(case.call.offset == "traced" for case in cases)
+    for case in cases:
+        finding = case.run(right())
+        assert not finding.is_wrong, str(finding)
+
+
+def test_lengths_of_one_side_are_asked_wherever_those_of_both_are():
+    cases = cases_of(declaring("kv_lengths", "lse"))[1]
+    asked = {case.check for case in cases if case.call.lengths == "kv"}
+    assert {"mesh", "shard_map", "sequence mesh", "mapped operands", "x64"} <= asked

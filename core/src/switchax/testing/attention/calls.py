@@ -78,8 +78,8 @@ class AttentionCall:
             as those of bias ("padding" is one of whole blocks where keys are more than
             one), or "unbatched"; or "by_head" `[batch, heads, 1, kv_len]`, by which
             every row sees a key; or "blocks", full, of triangles and of padding,
-            another form for each head and sample; or "row", by which some rows see
-            none.
+            another form for each head and sample; or "row" and "rows", by which some
+            rows see none.
         segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
             "apart" (the later half of the rows sees none), "many" (a document for
             every two tokens), "descending" (four documents, whose ids fall),
@@ -295,7 +295,7 @@ def _logit_arrays(
         if call.mask == "padding" and kv_len > _BLOCK:
             ends = np.resize([kv_len - _BLOCK, kv_len, _BLOCK], mask.shape[0])
             mask = np.arange(kv_len) < ends[:, None, None, None]
-        if call.mask != "row" and kv_len:
+        if call.mask not in ("row", "rows") and kv_len:
             mask[..., -1] |= ~mask.any(axis=-1)
         arrays["mask"] = mask
     if call.sinks is not None:

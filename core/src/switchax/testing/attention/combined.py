@@ -179,6 +179,10 @@ def as_declared(call: AttentionCall, capabilities: Capabilities) -> AttentionCal
         others = (dataclasses.replace(call, offset=o) for o in ("batch", "traced"))
         without = dataclasses.replace(call, causal=False, window=None, offset="zero")
         call = next((c for c in others if c.features & offsets <= known), without)
+    if call.lengths == "both":  # of one side alone, where that is declared
+        for side in ("kv", "q"):
+            if f"{side}_lengths" in known and not {"q_lengths", "kv_lengths"} <= known:
+                call = dataclasses.replace(call, lengths=side)
     for feature, neutral in NEUTRAL.items():
         if feature in call.features - known:
             call = dataclasses.replace(call, **neutral)

@@ -10,6 +10,7 @@ __all__ = [
     "BLOCKS",
     "CACHES",
     "EFFECTS",
+    "EMPTY_BESIDE_SINKS",
     "OPERANDS",
     "PLAIN",
     "SPLITS",
@@ -48,6 +49,11 @@ _SERVED |= {"lengths": "kv", "soft_cap": 2.0, "sinks": 0}
 CACHES: tuple[dict[str, Any], ...] = (
     {**_CACHE, **_SERVED, "batch": 5},
     {**_CACHE, "causal": True, "offset": "batch", "mask": "sample", "bias": "full"},
+)
+# Rows that nothing but their sinks give a sum, by each of what may hide all keys.
+EMPTY_BESIDE_SINKS: tuple[dict[str, Any], ...] = (
+    {"mask": "row", "segments": "apart", "q_len": 9, "kv_len": 9, "sinks": 0},
+    {"window": (1, 0), "bias": "minus_inf", "q_len": 9, "kv_len": 5, "sinks": 2},
 )
 # A step of decoding on a small cache, by options that are in use: of a model with a
 # scale of its own, without lse, and where the newest row sees a window alone.
@@ -254,6 +260,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"lengths": "kv", **split, "batch": 1, **one}),
         ("R4", {"causal": True, "offset": "beyond", "q_len": 5, "kv_len": 128}),
         ("R6", {"mask": "row"}),
+        ("R6", {"mask": "rows"}),
         ("R3", {"mask": "row", "kv_len": 200, "batch": 1}),
         ("R6", {"causal": True, "offset": "negative"}),
         ("R6", {"causal": True, "offset": "last", **large, "q_len": 300, "kv_len": 65}),

@@ -27,6 +27,7 @@ from .singles import (
     BLOCKS,
     CACHES,
     EFFECTS,
+    EMPTY_BESIDE_SINKS,
     OPERANDS,
     PLAIN,
     SPLITS,
@@ -424,6 +425,10 @@ def _cases(
         made = as_declared(case("R7", **call).call, capabilities)
         yield AttentionCase("R7", made, dirty=True, combined=True)
     yield case("R7", "dropout", dropout=0.25, dirty=True, **hiding)
+    for call in EMPTY_BESIDE_SINKS:
+        made = as_declared(case("R6", **call).call, capabilities)
+        if made.sinks is not None and len(made.features) > 1:
+            yield AttentionCase("R6", made, combined=True)
     for call in STEPS:
         made = as_declared(case("R4", **call).call, capabilities)
         yield AttentionCase(rule_of(made), made, combined=True)
@@ -500,7 +505,11 @@ def _cases(
                 if made.features - {"gqa"}:
                     yield AttentionCase("R13", made, check)
     for call in beside_dropout():
-        yield case("R10", "dropout", dropout=0.25, **{**square, **call})
+        asked = case("R10", "dropout", dropout=0.25, **{**square, **call})
+        made = as_declared(asked.call, capabilities)
+        if made.dtype not in dtypes:
+            made = dataclasses.replace(made, dtype=main)
+        yield dataclasses.replace(asked, call=made)
     combined = [*together(capabilities, dtypes, full)]
     if full:
         combined += drawn_calls(capabilities, seed)

@@ -276,7 +276,9 @@ def check_shard_map(subject: Subject) -> Finding:
     # Where samples cannot be split, each device computes all of it.
     is_split = call.layout != "thd" and call.batch % 2 == 0
     split, whole = as_spec(("dp",) if is_split else ()), as_spec(())
-    given_whole = ("softmax_aux", "dropout_key")
+    # What has no samples: sinks, keys, an offset that all share.
+    given_whole = {n for n, x in arrays.items() if not np.ndim(x)}
+    given_whole |= {"softmax_aux", "dropout_key"}
     mesh = jax.make_mesh((2,), ("dp",), (jax.sharding.AxisType.Auto,))
     compute: Any = jax.shard_map(
         lambda arrays: results_of(subject, drawn, arrays, *derived),
