@@ -183,3 +183,26 @@ def test_what_is_not_installed_is_said_with_how_to(monkeypatch, tmp_path, librar
 def test_passes_are_checked():
     with pytest.raises(ValueError, match="expected passes of forward, gradients"):
         inspect_operation("vanilla", {}, "tpu:v6e", passes=["backward"])
+
+
+@pytest.mark.parametrize(
+    ("configs", "said"),
+    [
+        (["block_q"], "expected FIELD=VALUE, each field once, got --config='block_q'"),
+        (["block_q=1", "block_q=2"], "got --config='block_q=2'"),
+        (["block_q=many"], "block_q='many'"),
+        (["blocks=128"], "unexpected keyword argument 'blocks'"),
+    ],
+)
+def test_a_wrong_config_is_said_before_anything_is_compiled(configs, said):
+    flags = [text for config in configs for text in ("--config", config)]
+    result = run("chunked", "--target", "tpu:v6e", "--q", "1,128,2,64", *flags)
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_an_operation_without_a_config_says_so():
+    flags = "--target", "tpu:v6e", "--q", "1,128,2,64", "--config", "block_q=128"
+    result = run("vanilla", *flags)
+    assert result.exit_code == 2
+    assert "vanilla: expected no config, having none, got --config=" in result.stderr

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from switchax.inspection import GENERATIONS, inspect_operation
+from switchax_pallas_flash.blocks import TABLE
 
 pytest.importorskip("libtpu")
 
@@ -31,6 +32,16 @@ def test_both_passes_compile_and_fit(generation):
             assert 0 < kernel.vmem < found.vmem
             assert kernel.hot.floor <= kernel.hot.bundles
             assert kernel.hot.used["MATMUL"] > 0
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=" ".join)
+def test_every_entry_of_the_table_compiles_and_fits(entry):
+    generation, shape = entry
+    dtype, head_dim = shape.split()
+    given = call(4096, int(head_dim), heads=1, kv_heads=1, dtype=dtype, causal=True)
+    found = inspect_operation("pallas_flash", given, f"tpu:{generation}")
+    for part in found.passes:
+        assert all(kernel.vmem < found.vmem for kernel in part.kernels)
 
 
 FEATURES = {

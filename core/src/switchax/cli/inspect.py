@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,13 @@ _MIB = 2**20
 @request_options
 @target_option
 @click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Of the operation's config, such as block_q=512; may be given again.",
+)
+@click.option(
     "--forward-only", is_flag=True, help="Leave out the program with the gradients."
 )
 @click.option(
@@ -51,6 +60,7 @@ def inspect(
     /,
     name: str,
     target: Target | None,
+    configs: tuple[str, ...],
     forward_only: bool,
     chart: Path | None,
     dumps: Path | None,
@@ -65,6 +75,7 @@ def inspect(
     the call or the compiler fails, 2 if the call itself is wrong.
 
     Example: switchax inspect pallas_flash --target tpu:v6e --q 1,8192,8,128 --causal
+    --config block_q=512
     """
     if target is None:
         todo = "for example --target tpu:v6e"
@@ -75,7 +86,7 @@ def inspect(
         text = house_message("switchax inspect", "matplotlib", "none", todo)
         raise Failure(text)
     with stdout_kept():
-        found = _inspected(ctx, name, flags, target, forward_only, dumps)
+        found = _inspected(ctx, name, flags, target, configs, forward_only, dumps)
         if chart is not None:
             _draw(found, chart)
     if as_json:
@@ -89,6 +100,7 @@ def _inspected(
     name: str,
     flags: dict[str, Any],
     target: Target,
+    configs: Sequence[str],
     forward_only: bool,
     dumps: Path | None,
 ) -> Inspection:
@@ -98,11 +110,42 @@ def _inspected(
     arguments = arguments_of("attention", flags)
     passes = ("forward",) if forward_only else ("forward", "gradients")
     try:
-        return inspect_operation(name, arguments, target, passes=passes, dumps=dumps)
+        metadata = _configured(name, target, configs) if configs else None
+        return inspect_operation(
+            name, arguments, target, metadata=metadata, passes=passes, dumps=dumps
+        )
     except (UnsupportedError, NotCompiledError, ModuleNotFoundError) as error:
         raise Failure(str(error)) from error
     except (ValueError, TypeError) as error:
         raise WrongCall(str(error), ctx) from error
+
+
+def _configured(name: str, target: Target, configs: Sequence[str]) -> Any:
+    """Returns metadata with the operation's config of these fields.
+
+    Raises:
+        ValueError: For text that is no field and value, or an operation without one.
+        TypeError: For a field that its config lacks, or as the config raises.
+    """
+    from switchax import OperationMetadata
+    from switchax.registry import find_entry
+
+    made = find_entry(name, target).operation.config_class
+    if made is None:
+        got = f"--config={configs[0]!r}"
+        todo = "leave it out"
+        raise ValueError(house_message(name, "no config, having none", got, todo))
+    fields: dict[str, Any] = {}
+    for text in configs:
+        field, equals, value = text.partition("=")
+        if not equals or not field or field in fields:
+            rule, todo = "FIELD=VALUE, each field once", "for example block_q=512"
+            raise ValueError(house_message(name, rule, f"--config={text!r}", todo))
+        try:
+            fields[field] = json.loads(value)
+        except ValueError:
+            fields[field] = value
+    return OperationMetadata(operation_configs={name: made(**fields)})
 
 
 def _draw(found: Inspection, path: Path) -> None:
