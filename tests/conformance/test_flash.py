@@ -192,7 +192,7 @@ class OnTpu(Flash):
     ("asked", "says"),
     [
         ((Flash, "nonsense"), "a level of quick, full"),
-        ((Flash, "quick", -1), "a seed from 0 on"),
+        ((Flash, "quick", -1), "a seed from 0 to"),
         ((OnTpu,), "a target of tpu, which it declares"),
     ],
     ids=["level", "seed", "platform"],
