@@ -117,10 +117,18 @@ def measured(generation: str, head_dim: int, which: str) -> Iterator[Found]:
             yield Found(name, sizes, bundles, spills, cycles)
 
 
-def of_pallas_flash(which: str, sizes: Any, head_dim: int, generation: str) -> Any:
-    """Ours: chunks are skipped one by one."""
+def pass_of(which: str, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a forward pass, or its gradients by a cotangent."""
     import jax
 
+    def backward(q: Any, k: Any, v: Any, d: Any) -> Any:
+        return jax.vjp(forward, q, k, v)[1](d)
+
+    return forward if which == "forward" else backward
+
+
+def of_pallas_flash(which: str, sizes: Any, head_dim: int, generation: str) -> Any:
+    """Ours: chunks are skipped one by one."""
     from switchax_pallas_flash import PallasFlashConfig
     from switchax_pallas_flash.attend import attend
 
@@ -147,15 +155,26 @@ def of_pallas_flash(which: str, sizes: Any, head_dim: int, generation: str) -> A
             generation=generation,
         )[0]
 
-    def backward(q: Any, k: Any, v: Any, d: Any) -> Any:
-        return jax.vjp(forward, q, k, v)[1](d)
+    return pass_of(which, forward), block
 
-    return (forward if which == "forward" else backward), block
+
+def splash_sizes(which: str, sizes: Any) -> dict[str, Any]:
+    """Returns sizes by the names that splash has for them; JAX's and tokamax's."""
+    rows, keys, compute = sizes
+    if which == "forward":
+        return {"block_q": rows, "block_kv": keys, "block_kv_compute": compute}
+    return {
+        "block_q": 512,
+        "block_kv": 512,
+        "block_kv_compute": 512,
+        "block_q_dkv": rows,
+        "block_kv_dkv": keys,
+        "block_kv_dkv_compute": compute,
+    }
 
 
 def of_splash(which: str, sizes: Any, head_dim: int, generation: str) -> Any:
     """JAX's: blocks of rows x keys are skipped, and computed by parts of the keys."""
-    import jax
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as splash,
     )
@@ -163,37 +182,23 @@ def of_splash(which: str, sizes: Any, head_dim: int, generation: str) -> Any:
         splash_attention_mask as masks,
     )
 
-    rows, keys, compute = sizes
+    rows, keys, _ = sizes
     mask = masks.MultiHeadMask([masks.CausalMask((LENGTH, LENGTH))] * HEADS)
-    forward_sizes = {"block_q": rows, "block_kv": keys, "block_kv_compute": compute}
+    named = splash_sizes(which, sizes)
     if which == "backward":
-        forward_sizes = {"block_q": 512, "block_kv": 512, "block_kv_compute": 512}
-        forward_sizes |= {
-            "block_q_dkv": rows,
-            "block_kv_dkv": keys,
-            "block_kv_dkv_compute": compute,
-            "use_fused_bwd_kernel": True,
-        }
+        named["use_fused_bwd_kernel"] = True
     kernel = splash.make_splash_mha(
         mask=mask,
         head_shards=1,
         q_seq_shards=1,
-        block_sizes=splash.BlockSizes(**forward_sizes),
+        block_sizes=splash.BlockSizes(**named),
     )
 
-    def backward(q: Any, k: Any, v: Any, d: Any) -> Any:
-        return jax.vjp(lambda *operands: kernel(*operands), q, k, v)[1](d)
-
-    def forward(q: Any, k: Any, v: Any) -> Any:
-        return kernel(q, k, v)
-
-    chosen = forward if which == "forward" else backward
-    return chosen, (rows, keys)
+    return pass_of(which, lambda q, k, v: kernel(q, k, v)), (rows, keys)
 
 
 def of_tokamax(which: str, sizes: Any, head_dim: int, generation: str) -> Any:
     """tokamax's, with the scheduler that it asks for, which is the faster one."""
-    import jax
     from tokamax._src.ops.experimental.tpu.splash_attention import (
         splash_attention_kernel as splash,
     )
@@ -201,28 +206,14 @@ def of_tokamax(which: str, sizes: Any, head_dim: int, generation: str) -> Any:
         splash_attention_mask as masks,
     )
 
-    rows, keys, compute = sizes
-    named = {"block_q": rows, "block_kv": keys, "block_kv_compute": compute}
-    if which == "backward":
-        named = {"block_q": 512, "block_kv": 512, "block_kv_compute": 512}
-        named |= {
-            "block_q_dkv": rows,
-            "block_kv_dkv": keys,
-            "block_kv_dkv_compute": compute,
-        }
+    rows, keys, _ = sizes
+    named = splash_sizes(which, sizes)
     kernel = splash.make_splash_mha_single_device(
         mask=masks.CausalMask((LENGTH, LENGTH)),
         config=splash.SplashConfig(**named, use_experimental_scheduler=True),
     )
 
-    def backward(q: Any, k: Any, v: Any, d: Any) -> Any:
-        return jax.vjp(lambda *operands: kernel(*operands), q, k, v)[1](d)
-
-    def forward(q: Any, k: Any, v: Any) -> Any:
-        return kernel(q, k, v)
-
-    chosen = forward if which == "forward" else backward
-    return chosen, (rows, keys)
+    return pass_of(which, lambda q, k, v: kernel(q, k, v)), (rows, keys)
 
 
 CONTENDERS: dict[str, Callable[..., Any]] = {
