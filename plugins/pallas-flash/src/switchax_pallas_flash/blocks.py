@@ -110,7 +110,7 @@ TABLE: dict[tuple[str, str], Entry] = {
     for shape in ("bfloat16 128", "bfloat16 256", "float32 128", "float32 256")
 } | {(generation, "bfloat16 128"): _TALL for generation in ("v6e", "7x")}
 """By generation and shape class: `_TALL` where `benchmarks/tpu_static.py` finds it the
-fastest of what it compiles; the others compile and fit."""
+fastest of what it compiles; the others have not been compared yet."""
 
 
 def shape_class(dtype: str, head_dim: int) -> str:
