@@ -11,6 +11,7 @@ from switchax import (
     OperationMetadata,
     OperationRegistry,
     UnsupportedError,
+    attention,
     explain,
 )
 from switchax.testing.attention import AttentionCall, AttentionCase
@@ -157,3 +158,13 @@ def test_what_it_cannot_do_is_refused_for_a_tpu_that_is_not_here(
         answer = explain(query=x, key=x, value=x, operation="pallas_flash", **call)
     assert answer.chosen is None
     assert said in str(answer)
+
+
+def test_a_program_for_a_tpu_that_nobody_names_is_refused():
+    metadata = OperationMetadata(backend="tpu")
+
+    def call(q):
+        return attention(q, q, q, operation="pallas_flash", metadata=metadata)
+
+    with pytest.raises(UnsupportedError, match="allowed: v5e, v5p, v6e, 7x"):
+        jax.eval_shape(call, jax.ShapeDtypeStruct((1, 128, 1, 64), "bfloat16"))

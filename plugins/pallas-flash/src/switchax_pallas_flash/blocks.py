@@ -83,14 +83,14 @@ class Sizes(NamedTuple):
         chunk: Keys or rows that are computed at once.
         chunks: How many of them are copied at once, at most.
         piece: Keys of a product, at most.
-        lanes: Rows that are treated at once, at most.
+        lanes: Rows that are treated at once, at most; of the forward kernel alone.
     """
 
     block: int
     chunk: int
     chunks: int
     piece: int
-    lanes: int
+    lanes: int = LANES
 
 
 class Entry(NamedTuple):
@@ -100,8 +100,8 @@ class Entry(NamedTuple):
     backward: Sizes
 
 
-_NARROW = Entry(Sizes(1024, 512, 8, 128, 256), Sizes(1024, 512, 8, 256, 512))
-_WIDE = Entry(Sizes(512, 512, 4, 128, 256), Sizes(512, 512, 4, 256, 512))
+_NARROW = Entry(Sizes(1024, 512, 8, 128, 256), Sizes(1024, 512, 8, 256))
+_WIDE = Entry(Sizes(512, 512, 4, 128, 256), Sizes(512, 512, 4, 256))
 _TALL = _NARROW._replace(forward=Sizes(2048, 512, 8, 128, 256))
 
 TABLE: dict[tuple[str, str], Entry] = {
@@ -175,7 +175,6 @@ def blocks_for(
                 config.block_q_backward, chunk_q, rows, backward, block_kv * tile_bytes
             ),
             piece=_divisor(block_kv, backward.piece),
-            lanes=_divisor(chunk_q, backward.lanes),
         ),
         rows,
         keys,

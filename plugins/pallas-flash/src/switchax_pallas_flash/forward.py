@@ -21,7 +21,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .launch import Refs, Step, launch, listed_place, step_of
+from .launch import Refs, Step, either_way, launch, listed_place, step_of
 from .static import (
     LOG2E,
     Operands,
@@ -124,12 +124,7 @@ def _visit(refs: Refs, step: Step, static: Static) -> None:
             softmax(now, lanes)
             values(count - 1, now, lanes)
 
-    def either(is_whole: Any, act: Any) -> None:
-        if not hides or is_whole is False:
-            act(not hides)
-            return
-        pl.when(is_whole)(lambda: act(True))
-        pl.when(jnp.logical_not(is_whole))(lambda: act(False))
+    either = functools.partial(either_way, bool(hides))
 
     if sizes.chunks == 1:  # there is no neighbour
         # All keys in one: it is hardly ever seen whole.

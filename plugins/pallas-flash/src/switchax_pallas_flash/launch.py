@@ -15,7 +15,7 @@ from .static import Static
 from .steps import Steps
 from .windows import Window
 
-__all__ = ["Refs", "Step", "launch", "listed_place", "step_of"]
+__all__ = ["Refs", "Step", "either_way", "launch", "listed_place", "step_of"]
 
 Refs = dict[str, Any]
 """The arrays of one step of a kernel, by name."""
@@ -47,6 +47,21 @@ def step_of(lists: Steps) -> Step:
     of = pl.program_id(0) if lists.ends.shape[0] > 1 else 0
     scalars = (x[of, step] for x in lists[:5])
     return Step(*scalars, lambda number: lists.chunk[of, step, number])
+
+
+def either_way(hides: bool, is_whole: Any, act: Callable[[bool], None]) -> None:
+    """Lets a kernel act on a tile that is seen whole, or on one that is not.
+
+    Args:
+        hides: Whether anything hides keys in this call; else every tile is whole.
+        is_whole: False where it never is, else a bool of the kernel.
+        act: Takes whether it is, when the kernel is traced; both are compiled.
+    """
+    if not hides or is_whole is False:
+        act(not hides)
+        return
+    pl.when(is_whole)(lambda: act(True))
+    pl.when(jnp.logical_not(is_whole))(lambda: act(False))
 
 
 def listed_place(steps: Steps, by_rows: bool) -> Callable[..., tuple[Any, ...]]:

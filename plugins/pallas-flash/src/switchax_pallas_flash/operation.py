@@ -16,12 +16,33 @@ from switchax import (
     Refusal,
     Request,
     Target,
+    UnsupportedError,
     current_target,
 )
 
 from .blocks import GENERATIONS, PallasFlashConfig
 
 __all__ = ["PallasFlashAttention"]
+
+
+def _generation() -> str:
+    """Returns what a kernel is made for.
+
+    Raises:
+        UnsupportedError: Where only the platform is known.
+    """
+    here = current_target()
+    if here.platform == "tpu" and here.generation in GENERATIONS:
+        return here.generation
+    refusal = Refusal(
+        "platform",
+        "generation",
+        str(here),
+        ", ".join(GENERATIONS),
+        "trace within jax.sharding.use_abstract_mesh of a mesh that names the chip",
+    )
+    text = f"pallas_flash: expected a generation to compile for, got {refusal}"
+    raise UnsupportedError(text, {"pallas_flash:pallas_flash": (refusal,)})
 
 
 def _attending(*, interpret: bool) -> Any:
@@ -47,7 +68,6 @@ def _attending(*, interpret: bool) -> Any:
         softmax_aux: Array | None,
     ) -> tuple[Array, Array]:
         """Computes attention; see `switchax.attention` for the arguments."""
-        generation = {} if interpret else {"generation": current_target().generation}
         from .attend import attend  # heavy imports live in there
 
         return attend(
@@ -67,7 +87,7 @@ def _attending(*, interpret: bool) -> Any:
             logits_soft_cap=logits_soft_cap,
             softmax_aux=softmax_aux,
             config=self.config,
-            **generation,
+            generation="v6e" if interpret else _generation(),
             interpret=interpret,
         )
 

@@ -33,14 +33,15 @@ class Blocks(NamedTuple):
         chunk: Keys or rows that are computed at once.
         chunks: How many of them are copied at once.
         piece: Keys of a product, a divisor of `chunk` or `block`.
-        lanes: Rows that are treated at once, a divisor of `block` or `chunk`.
+        lanes: Rows that are treated at once, a divisor of `block`; of the forward
+            kernel alone.
     """
 
     block: int
     chunk: int
     chunks: int
     piece: int
-    lanes: int
+    lanes: int = _LANES
 
     @property
     def span(self) -> int:
