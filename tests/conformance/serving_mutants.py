@@ -136,6 +136,15 @@ class RightWindowFromRowZero(Changes):
         return call.but(q_offset=0) if of_right and not call.causal else call
 
 
+@mutant("R4", "R5")
+class OffsetWithinLengths(Changes):
+    """Rows far beyond all keys are brought near, before a window reaches back."""
+
+    def changed(self, call):
+        most = sum(call.lengths)
+        return call.but(q_offset=jnp.clip(call.q_offset, -most, most))
+
+
 @mutant("R3", "R4", "R5")
 class NewestSeesAll(Changes):
     """The row of the last key, known before the call runs, needs no mask."""

@@ -53,6 +53,21 @@ def test_what_has_another_shape_is_blamed_on_shapes(returns):
     assert "expected output of shape (2, 7, 4, 8)" in finding.text
 
 
+def test_a_wrong_value_is_not_blamed_on_the_call_before_it():
+    class IgnoresCausal(kernel("ignores", {"causal", "q_offset", "lse"})):
+        def forward_native(self, query, key, value, *, causal, **given):
+            return super().forward_native(query, key, value, causal=False, **given)
+
+    call = AttentionCall(causal=True, offset="last", kv_len=9)
+    case = AttentionCase("R13", call, "in turn")
+    text = case.run(IgnoresCausal()).text
+    assert "after another call" not in text
+    smaller = next(case.simpler())
+    assert case.may_change_rule
+    assert (smaller.rule, smaller.check) == ("R4", "value")
+    assert smaller.run(IgnoresCausal()).is_wrong
+
+
 def test_a_snippet_of_a_mesh_brings_its_devices():
     case = AttentionCase("R13", AttentionCall(batch=4, heads=2, kv_heads=2), "mesh")
     found = subprocess.run(

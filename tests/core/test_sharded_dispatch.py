@@ -565,7 +565,7 @@ def test_a_sequence_axis_is_refused_with_its_name(kv_len):
     message, reasons = refused("opaque", sizes=sizes, dp=2, sp=2, tp=2)
     assert [r.field for r in reasons] == ["q_len", "kv_len"]
     assert all(r.actual == "split over sp=2" for r in reasons)
-    assert "such as ring" in message
+    assert "that shards sequences" in message
     assert "such as vanilla" in message
 
 

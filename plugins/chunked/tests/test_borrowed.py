@@ -201,6 +201,17 @@ def test_what_it_cannot_know_is_an_error():
         borrow_backward(vanilla, layout="thd")
 
 
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad])
+@pytest.mark.parametrize("name", ["softmax_scale", "logits_soft_cap"])
+def test_options_that_are_traced_are_an_error(name, transform):
+    def run(option):
+        given = {"softmax_scale": 1.0, name: option}
+        return borrow_backward(forward_only)(Q, KEYS, VALUES, **given)[0].sum()
+
+    with pytest.raises(TypeError, match=f"got a traced {name}; multiply query"):
+        transform(run)(0.3)
+
+
 @pytest.mark.parametrize("sinks", [(0, 2), (0,)])
 def test_no_heads_have_sinks(sinks):
     attend = borrow_backward(vanilla)

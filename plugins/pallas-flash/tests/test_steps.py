@@ -38,7 +38,7 @@ CALLS = {
     "causal": {"causal": True, "q_offset": 100},
     "window": {"window": (70, 5), "q_offset": 60},
     "nothing": {"causal": True, "q_offset": -1000},
-    "far": {"window": (2**31 - 1, 2**31 - 1), "q_offset": 2**29},
+    "far": {"window": (2**28, 2**28), "q_offset": 2**29},
     "traced": {"causal": True, "q_offset": jnp.int32(30)},
     "per batch": {"causal": True, "q_offset": jnp.array([0, 200], jnp.int32)},
     "lengths": {
@@ -46,6 +46,25 @@ CALLS = {
         "kv_lengths": jnp.array([64, 2**31 - 1, 9], jnp.int32),
     },
 }
+
+
+@pytest.mark.parametrize("traced", [True, False])
+@pytest.mark.parametrize(
+    ("offset", "window"),
+    [
+        (1000, (900, None)),  # from far beyond all keys back to some
+        (-1000, (None, 1100)),
+        (2**28 + 100, (2**28, 0)),
+        (-(2**29), (2**28, 2**28)),
+        (100, (0, 3)),
+    ],
+)
+def test_bounds_are_those_of_positions_that_do_not_wrap(offset, window, traced):
+    given = jnp.int32(offset) if traced else offset
+    found = visible(positions(window=window, q_offset=given))
+    row, key = np.arange(Q_LEN)[:, None] + offset, np.arange(KV_LEN)
+    left, right = (2**40 if side is None else side for side in window)
+    np.testing.assert_array_equal(found[0], (row - left <= key) & (key <= row + right))
 
 
 @pytest.mark.parametrize("name", CALLS)

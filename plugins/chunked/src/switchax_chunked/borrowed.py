@@ -65,14 +65,17 @@ def borrow_backward(
         A function of query, key and value, and by keyword `softmax_scale` and any of
         `bias`, `mask`, `q_segment_ids`, `kv_segment_ids`, `q_lengths`, `kv_lengths`,
         `causal`, `window`, `q_offset`, `logits_soft_cap` and `softmax_aux`, as
-        `switchax.attention` takes them, but normalised, as a forward method gets them;
-        None is as if it were left out.
+        `switchax.attention` takes them, but normalised, as a forward method gets them:
+        an offset is within a quarter of int32. None is as if it were left out. Operands
+        that lie on Explicit axes of a mesh are for core, or a `shard_map`, to split.
         It returns the output in query's dtype, and lse. Its gradients are those of
         query, key, value, bias and softmax_aux, by the cotangents of both.
 
     Raises:
         TypeError: If an argument is none of those: what it does cannot be known. So
-            with dropout: which weights a kernel drops is its own. From the function it
+            with dropout: which weights a kernel drops is its own. If softmax_scale,
+            logits_soft_cap, causal or a side of window is traced: they have no
+            gradient, and a scale may be multiplied into query. From the function it
             returns, if `forward` returns no pair of floating arrays, or an lse in
             half precision.
         ValueError: If `layout` is another; from the function it returns, for segment
@@ -100,6 +103,13 @@ def borrow_backward(
                 "of them; pass both"
             )
         static = {n: x for n, x in given.items() if n in _STATIC}
+        for name, x in static.items():
+            if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
+                raise TypeError(
+                    f"borrow_backward: expected {name} to be known when it is traced, "
+                    f"got a traced {name}; multiply query by a scale that is learned, "
+                    "and pass 1.0"
+                )
         arrays = {n: x for n, x in given.items() if n not in _STATIC}
         if isinstance(arrays.get("q_offset"), int):  # blocks are then chosen statically
             static["q_offset"] = arrays.pop("q_offset")

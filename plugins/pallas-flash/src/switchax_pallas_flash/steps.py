@@ -90,7 +90,8 @@ def bounds(
 ) -> tuple[Any, Any]:
     """Returns `first` and `end` of `Hidden`; None where they hide nothing.
 
-    A row past its length sees nothing: its end is its first.
+    A row past its length sees nothing: its end is its first. Offset and window are
+    within a quarter of int32, as core hands them over.
     """
     left, right = window if window is not None else (None, None)
     right = 0 if causal else right
@@ -100,18 +101,15 @@ def bounds(
     lengths = q_lengths is not None or kv_lengths is not None
     xp: Any = np if is_static and not lengths else jnp
     row = np.arange(q_len, dtype=np.int32)[None]
-    # Beyond these it means the same, and within them nothing overflows.
-    most = np.int32(q_len + kv_len)
     offset = xp.asarray(q_offset, np.int32).reshape(-1, 1)
     first = xp.zeros((1, q_len), np.int32)
     end = xp.full((1, q_len), kv_len, np.int32)
+    # Beyond these a bound means the same to every row, and within them none wraps.
     if left is not None:
-        low = xp.clip(xp.clip(offset, -most, most) - min(left, int(most)), -most, most)
+        low = xp.clip(offset - np.int32(left), -q_len, kv_len)
         first = xp.clip(low + row, 0, kv_len)
     if right is not None:
-        high = xp.clip(
-            xp.clip(offset, -most, most) + min(right, int(most)), -most, most
-        )
+        high = xp.clip(offset + np.int32(right), -q_len, kv_len)
         end = xp.clip(high + row + np.int32(1), 0, kv_len)
     if kv_lengths is not None:
         end = xp.minimum(end, xp.clip(kv_lengths, 0, kv_len).reshape(-1, 1))

@@ -181,8 +181,8 @@ def _refuse_other_dimensions(
     """Refuses axes that would split a length or head_dim: each device needs it all."""
     refusals = []
     hints = {
-        "t": "use an operation that shards sequences, such as ring, or is not opaque, "
-        "such as vanilla, or a mesh or PartitionAxis without a sequence axis",
+        "t": "use an operation that shards sequences or is not opaque, such as "
+        "vanilla, or a mesh or PartitionAxis without a sequence axis",
         "d": "keep head_dim whole: leave its axis out of PartitionAxis",
     }
     fields = {

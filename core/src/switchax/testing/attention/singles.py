@@ -275,6 +275,8 @@ def visibilities(full: bool) -> list[Entry]:
         ("R6", {"causal": True, "offset": "negative", "sinks": 1}),
         ("R6", {"window": (0, 0), "offset": "negative", "layout": "bhtd"}),
         ("R6", {"window": (5, 0), "offset": "beyond"}),
+        # Whose rows are far beyond all keys, and reach back to some.
+        ("R5", {"window": (104, 0), "offset": "beyond"}),
         ("R3", {"segments": "negative", **square}),
         ("R3", {"segments": "negative", "layout": "thd", **square}),
         ("R3", {"lengths": "kv", "layout": "thd"}),

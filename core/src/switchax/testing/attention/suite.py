@@ -82,6 +82,7 @@ _LOWEST = {"float16": -6e4, "bfloat16": -1e10}
 _COMPUTING = frozenset({"value", "dropout"})
 _MADE_SMALLER = frozenset({"value", "lse", "effect", "dropout"})
 _MADE_SMALLER |= {"mapped", "mapped operands"}
+_VALUES_TOO = frozenset({"dropout", "at once", "in turn", "x64"})
 _ON_DEVICES = frozenset({"mesh", "sequence mesh", "shard_map"})
 
 
@@ -171,11 +172,11 @@ class AttentionCase(Case):
 
     def simpler(self) -> Iterator[Case]:
         """Yields calls with one thing less."""
-        # Of what fails without dropout, with no other call beside it, or without 64-bit
-        # types, neither is the rule.
+        # Of what fails without dropout, with no other call beside or before it, or
+        # without 64-bit types, neither is the rule.
         if self.check == "dropout":
             yield self._value(dropout=0.0, plain=True)
-        if self.check in ("at once", "x64"):
+        elif self.check in _VALUES_TOO:
             yield self._value()
         if self.check not in _MADE_SMALLER:
             return
@@ -196,7 +197,7 @@ class AttentionCase(Case):
     @property
     def may_change_rule(self) -> bool:  # type: ignore[override]
         """Whether a smaller case may be of another rule."""
-        return self.combined or self.check in ("dropout", "at once", "x64")
+        return self.combined or self.check in _VALUES_TOO
 
     def snippet(self, name: str) -> str:
         """Returns Python that runs the case again."""

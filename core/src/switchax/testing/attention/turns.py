@@ -44,7 +44,7 @@ def check_in_turn(subject: Subject) -> Finding:
                 raise
             continue  # it takes calls of this form in some sizes only
         what = _changed(change) or "its first value again"
-        what = f"output of {what} after another call"
+        what = f"output of {what} after another call" if findings else "output"
         finding = one.measure(what, found, drawn.oracle().output)
         if "scale" in change and finding.is_wrong:
             stale = dataclasses.replace(drawn, options=draw(before).options).oracle()
