@@ -9,10 +9,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from switchax.axes import MODE_INSERT
+from switchax import AttentionOutput
+from switchax.axes import MODE_DECODE, MODE_INSERT
 
 from .block_mutants import mutants_of
-from .mutants import Right
+from .mutants import Right, first_under_vmap, gradient_of
 from .narrow_mutants import declaring
 
 __all__ = ["SERVING_MUTANTS"]
@@ -274,3 +275,77 @@ class MaskOfRowsOfTheFirstSample(Changes):
         if call.mask is None or call.mask.shape[1::2] != (1, 1):
             return call
         return call.but(mask=call.mask[:1])
+
+
+@mutant("R3", "R6")
+class OneRowIsNoPadding(Changes):
+    """A step of decoding computes the samples that have no rows too."""
+
+    def changed(self, call):
+        return call.but(q_lengths=None) if call.lengths[0] == 1 else call
+
+
+@mutant("R3", "R4", "R12")
+class DecoderSeesAll(Changes):
+    """In mode decode the one row is taken for that of the newest key."""
+
+    def changed(self, call):
+        is_step = call.mode == MODE_DECODE and call.lengths[0] == 1
+        return call.but(causal=False) if is_step else call
+
+
+@mutant("R10", "R11")
+class DroppedWeightsAreDerivedWhole(Right):
+    """What was dropped of the weights has their gradient all the same."""
+
+    def attend(self, call):
+        found = super().attend(call)
+        if not call.dropout_prob:
+            return found
+        whole = super().attend(call.but(dropout_prob=0.0)).attention_weights
+        weights = gradient_of(found.attention_weights, whole)
+        return AttentionOutput(found.attention_outputs, weights, found.lse)
+
+
+@mutant("R13")
+class BackwardDropsByTheFirstKey(Right):
+    """Going backward all calls under vmap drop what the first does."""
+
+    def drop(self, call, weights):
+        if not call.dropout_prob:
+            return weights
+        kept = 1 - call.dropout_prob
+        keep = jax.random.bernoulli(call.dropout_key, kept, weights.shape)
+        dropped, other = (
+            jnp.where(x, weights / kept, 0) for x in (keep, first_under_vmap(keep))
+        )
+        return gradient_of(dropped, other)
+
+
+@mutant("R13")
+class WeightsOfFirstUnderVmap(Right):
+    def attend(self, call):
+        found = super().attend(call)
+        first = first_under_vmap(jax.lax.stop_gradient(found.attention_weights))
+        weights = gradient_of(first, found.attention_weights)
+        return AttentionOutput(found.attention_outputs, weights, found.lse)
+
+
+@jax.custom_batching.custom_vmap
+def as_key_is(key, x):
+    """Returns x, the first of it under vmap where key is not mapped."""
+    return x
+
+
+@as_key_is.def_vmap
+def _(size, is_batched, key, x):
+    if is_batched[1] and not is_batched[0]:
+        return x[0], False
+    return x, is_batched[1]
+
+
+@mutant("R13")
+class ValueIsMappedAsKeyIs(Changes):
+    def changed(self, call):
+        same = as_key_is(*map(jax.lax.stop_gradient, (call.key, call.value)))
+        return call.but(value=gradient_of(same, call.value))

@@ -415,6 +415,12 @@ def test_a_seed_is_a_number_from_0_on(seed):
         conform(operation_with(Number(1)), seed=seed)
 
 
+@pytest.mark.parametrize("number", [0, -1, 1.5, True, "a"])
+def test_a_number_of_failures_is_one_from_1_on(number):
+    with pytest.raises(ValueError, match="max_failures from 1 on, or None, got"):
+        conform(operation_with(Number(1)), max_failures=number)
+
+
 @pytest.fixture
 def named(monkeypatch):
     """Puts an operation class under the name "numbers" for the command line."""

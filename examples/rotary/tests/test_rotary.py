@@ -40,6 +40,7 @@ def broken(change, dtype="float32", *features):
     brought = [n for f in features for n in XlaRotary.kind.features[f].arguments]
 
     class Broken(XlaRotary):
+        mistake = change.__name__
         capabilities = dataclasses.replace(
             XlaRotary.capabilities, dtypes={dtype}, features=features
         )
@@ -75,6 +76,14 @@ def places_of_sample_0(turn, x, positions, options):
     return turn(x, jnp.broadcast_to(positions[:1], positions.shape), **options)
 
 
+def one_token_is_the_first(turn, x, positions, options):
+    return turn(x, positions if x.shape[1] > 1 else 0 * positions, **options)
+
+
+def places_of_two_samples(turn, x, positions, options):
+    return turn(x, jnp.resize(positions[:2], positions.shape), **options)
+
+
 def never_interleaved(turn, x, positions, options):
     return turn(x, positions, **{**options, "interleaved": False})
 
@@ -86,6 +95,11 @@ def frequencies_of_the_whole_head(turn, x, positions, options):
 
 def scale_ignored(turn, x, positions, options):
     return turn(x, positions, **{**options, "scale": 1.0})
+
+
+def scaled_ones_are_not_interleaved(turn, x, positions, options):
+    interleaved = options["interleaved"] and options["scale"] == 1.0
+    return turn(x, positions, **{**options, "interleaved": interleaved})
 
 
 def places_in_the_dtype_of_x(turn, x, positions, options):
@@ -106,14 +120,20 @@ def always_float32(turn, x, positions, options):
     [
         ("RO1", broken(other_base)),
         ("RO2", broken(places_of_sample_0)),
+        ("RO2", broken(one_token_is_the_first)),
+        ("RO2", broken(places_of_two_samples)),
         ("RO3", broken(never_interleaved, "float32", "interleaved")),
         ("RO4", broken(frequencies_of_the_whole_head, "float32", "partial")),
         ("RO5", broken(scale_ignored, "float32", "scale")),
+        (
+            "RO5",
+            broken(scaled_ones_are_not_interleaved, "float32", "interleaved", "scale"),
+        ),
         ("RO6", broken(places_in_the_dtype_of_x, "float16")),
         ("RO7", broken(gradient_not_turned_back)),
         ("RO10", broken(always_float32, "bfloat16")),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=lambda value: value if isinstance(value, str) else value.mistake,
 )
 def test_a_broken_operation_fails_by_its_rule(rule, operation):
     report = conform(operation, max_failures=1)

@@ -72,8 +72,9 @@ def conform(
 
     Raises:
         TypeError: If operation is neither.
-        ValueError: For an unknown name, level or target, a seed beyond 2**30, a kind
-            without a suite, or jobs for what no installed plugin brings.
+        ValueError: For an unknown name, level or target, a seed beyond 2**30, a number
+            of failures below 1, a kind without a suite, or jobs for what no installed
+            plugin brings.
         RuntimeError: If one of several processes ends before its first case.
         RegistrationError: If the class contradicts itself; see `register`.
 
@@ -81,7 +82,7 @@ def conform(
         >>> report = conform("vanilla")
         >>> assert report.passed, report
     """
-    cls, there, cases = _asked(operation, target, level, seed)
+    cls, there, cases = _asked(operation, target, level, seed, max_failures)
     suite, elsewhere = cls.kind.suite, _elsewhere(there)
     started = time.monotonic()
     begun = iter(range(len(cases)))
@@ -195,8 +196,12 @@ def _asked(
     target: str | Target | None,
     level: str,
     seed: int,
+    max_failures: int | None = None,
 ) -> tuple[type[BaseOperation], Target, list[Case]]:
     """Checks what `conform` was asked; returns the class, the target and the cases."""
+    if max_failures is not None and (type(max_failures) is not int or max_failures < 1):
+        got, todo = f"max_failures={max_failures!r}", "None is all of them"
+        raise fail_value("conform", "max_failures from 1 on, or None", got, todo)
     if level not in LEVELS:
         got = f"level={level!r}"
         raise fail_value("conform", f"a level of {', '.join(LEVELS)}", got, "pass one")

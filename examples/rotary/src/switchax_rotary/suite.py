@@ -114,11 +114,14 @@ class RotarySuite(ArraySuite):
             yield "RO1", RotaryCall(length=length, batch=1)
         for places in ("later", "negative", "mixed"):
             yield "RO2", RotaryCall(places=places)
+        yield "RO2", RotaryCall(length=1, places="mixed")  # a step of decoding
+        yield "RO2", RotaryCall(batch=5, places="mixed")
         yield "RO3", RotaryCall(pairing="interleaved")
         yield "RO4", RotaryCall(rotary_dim=4)
         yield "RO4", RotaryCall(rotary_dim=2, head_dim=7)
         yield "RO4", RotaryCall(rotary_dim=4, pairing="interleaved")
         yield "RO5", RotaryCall(scale=0.25)
         yield "RO5", RotaryCall(scale=0.25, rotary_dim=4, places="mixed")
+        yield "RO5", RotaryCall(scale=0.25, pairing="interleaved", places="mixed")
         yield "RO6", RotaryCall(places="far")
         yield "RO6", RotaryCall(places="mixed", head_dim=64, base=500000.0)

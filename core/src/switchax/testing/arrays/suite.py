@@ -18,6 +18,7 @@ from .cases import ROLES, ArrayCase
 
 __all__ = ["ROLES", "ArraySuite"]
 
+_NARROW = ("bfloat16", "float16")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")  # the first is asked most
 
 
@@ -57,7 +58,6 @@ class ArraySuite(Suite):
         self, capabilities: Capabilities, level: str, seed: int
     ) -> Iterator[ArrayCase]:
         declared = [dtype for dtype in _DTYPES if dtype in capabilities.dtypes]
-        narrow = next((d for d in declared if d in ("bfloat16", "float16")), None)
         calls = [
             (rule, moved(call, declared[0], seed)) for rule, call in self.calls(level)
         ]
@@ -68,7 +68,7 @@ class ArraySuite(Suite):
         for dtype in declared[1:]:
             for rule, call in calls:
                 asked = level == "full" or rule == self.roles["precision"]
-                asked |= dtype == narrow and bool(call.features)
+                asked |= dtype in _NARROW and bool(call.features)
                 other = moved(call, dtype)
                 if (asked or call is first) and call.features <= capabilities.features:
                     yield self._case(self.roles["precision"], other)

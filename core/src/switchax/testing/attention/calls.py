@@ -334,7 +334,10 @@ def _visibility_arrays(
             beyond = _LARGEST if odd else length + 3
             some = [*(some[::-1] if odd and batch > 1 else some), beyond, length]
             some += [-3]
-            arrays[f"{name}_lengths"] = np.resize(some, batch).astype("int32")
+            lengths = np.resize(some, batch)
+            if call.lengths == "both" and name == "kv" and batch > 2:
+                lengths = np.roll(lengths, 1)  # rows without keys, keys without rows
+            arrays[f"{name}_lengths"] = lengths.astype("int32")
     if call.dropout:
         key = jax.random.key(call.seed, impl=call.key_impl or None)
         arrays["dropout_key"] = key

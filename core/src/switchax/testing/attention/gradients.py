@@ -28,6 +28,7 @@ Floats = NDArray[np.float64]
 # The sum of terms that are rounded each by itself errs by so many times the root of the
 # sum of squares: of up to nine it is the most that they can add up to.
 _SPREAD = 3
+_OF_ORACLE = {"attention_outputs": "output", "attention_weights": "weights"}
 
 
 def gradients_of(
@@ -86,9 +87,9 @@ def result_findings(
     """Compares outputs by field, of several calls along the first axis."""
     findings = []
     for field, got in found.items():
-        name = "lse" if field == "lse" else "output"
+        name = _OF_ORACLE.get(field, field)
         wanted = np.stack([getattr(call.oracle(), name) for call in drawn])
-        stored = 0 if name == "lse" else 3
+        stored = 3 if name == "output" else 0
         findings.append(
             subject.measure(f"{name} {how}", np.asarray(got), wanted, stored)
         )

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from switchax.axes import MODE_DECODE
+
 __all__ = [
     "BLOCKS",
     "CACHES",
@@ -47,7 +49,7 @@ _CACHE: dict[str, Any] = {"q_len": 1, "kv_len": 1100, "heads": 8, "kv_heads": 2}
 _SERVED: dict[str, Any] = {"causal": True, "offset": "within", "window": (600, None)}
 _SERVED |= {"lengths": "kv", "soft_cap": 2.0, "sinks": 0}
 CACHES: tuple[dict[str, Any], ...] = (
-    {**_CACHE, **_SERVED, "batch": 5},
+    {**_CACHE, **_SERVED, "batch": 5, "mode": MODE_DECODE},
     {**_CACHE, "causal": True, "offset": "batch", "mask": "sample", "bias": "full"},
 )
 # Rows that nothing but their sinks give a sum, by each of what may hide all keys.
@@ -58,10 +60,11 @@ EMPTY_BESIDE_SINKS: tuple[dict[str, Any], ...] = (
 # A step of decoding on a small cache, by options that are in use: of a model with a
 # scale of its own, without lse, and where the newest row sees a window alone.
 _STEP: dict[str, Any] = {"q_len": 1, "kv_len": 70, "causal": True}
+_DECODED: dict[str, Any] = {"offset": "within", "mode": MODE_DECODE}
 STEPS: tuple[dict[str, Any], ...] = (
     {**_STEP, "offset": "last", "kv_heads": 2, "window": (4, 0)},
-    {**_STEP, "offset": "within", "kv_heads": 2, "scale": 1.0, "plain": True},
-    {**_STEP, "offset": "batch", "kv_heads": 1, "scale": 1.0, "sinks": 2},
+    {**_STEP, **_DECODED, "kv_heads": 2, "scale": 1.0, "plain": True},
+    {**_STEP, **_DECODED, "offset": "batch", "kv_heads": 1, "scale": 1.0, "sinks": 2},
 )
 # What a split over devices must keep of each feature, as far as it is declared.
 SPLITS: tuple[dict[str, Any], ...] = (
@@ -282,6 +285,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"lengths": "kv", "layout": "thd"}),
         ("R3", {"lengths": "q", "layout": "thd"}),
         ("R3", {"lengths": "q"}),
+        ("R3", {"lengths": "q", "q_len": 1, "kv_len": 30}),
         ("R3", {"lengths": "both", "kv_len": 9, "batch": 3}),
         ("R4", {"causal": True, "offset": "negative", **long}),
         ("R4", {"causal": True, "offset": "batch", **long}),

@@ -186,28 +186,34 @@ def results_of(
         *fields: Of `AttentionOutput`, as `fields_of` returns them.
     """
     asked = {"return_lse": True} if "lse" in fields else {}
+    asked |= {"return_weights": True} if "attention_weights" in fields else {}
     found = subject.operation(**arrays, **drawn.options, **asked)
     return {field: getattr(found, field) for field in fields}
 
 
 def fields_of(subject: Subject, drawn: Drawn, derived: bool) -> tuple[str, ...]:
-    """Returns the outputs that a call is asked for: lse too, if that is honoured.
+    """Returns the outputs that a call is asked for: lse and weights if honoured.
 
     Args:
         subject: The operation and the call.
         drawn: The call.
         derived: Whether they are to be derived.
     """
-    whole = ("attention_outputs", "lse")
     capabilities = subject.capabilities
     known = capabilities.differentiable if derived else capabilities.features
-    if "return_lse" not in subject.asked or "lse" not in known:
-        return whole[:1]
-    try:  # it may give lse in some calls only
-        jax.eval_shape(lambda a: results_of(subject, drawn, a, *whole), traced(drawn))
-    except UnsupportedError:
-        return whole[:1]
-    return whole
+    fields: tuple[str, ...] = ("attention_outputs",)
+    for name, field in (("weights", "attention_weights"), ("lse", "lse")):
+        if f"return_{name}" not in subject.asked or name not in known:
+            continue
+        more = (*fields, field)
+        try:  # it may give them in some calls only
+            jax.eval_shape(
+                lambda a, more=more: results_of(subject, drawn, a, *more), traced(drawn)
+            )
+        except UnsupportedError:
+            continue
+        fields = more
+    return fields
 
 
 def pulled(

@@ -72,7 +72,8 @@ def check_transforms(subject: Subject) -> Finding:
         *result_findings(subject, drawn, scanned(both), "under scan"),
         *_mapped(subject, drawn, drawn[0].arrays),
         *_mapped(subject, drawn, ["query"]),
-        *_mapped(subject, drawn, ["key", "value"], varied=True),
+        *_mapped(subject, drawn, ["key"], varied=True),
+        *_mapped(subject, drawn, ["value"], varied=True),
     ]
     if names and not worst(findings).is_wrong:
         try:
@@ -117,18 +118,36 @@ def check_mapped_operands(subject: Subject) -> Finding:
 
 
 def check_mapped_dropout(subject: Subject) -> Finding:
-    """Vmap over keys of dropout drops for each what it drops by itself (R10, R13)."""
+    """Vmap over keys of dropout drops for each what it drops by itself (R10, R13).
+
+    Backward as well.
+    """
     drawn = draw(subject.call, dirty=False)
-    arrays = traced(drawn)
+    arrays, names = traced(drawn), subject.derived(drawn)
     keys = jax.random.split(jax.random.key(subject.call.seed), 2)
+    given = cotangents(subject.call, drawn)
 
-    def output(key: Any) -> Any:
-        given = {**arrays, "dropout_key": key}
-        return subject.operation(**given, **drawn.options).attention_outputs
+    def results(key: Any) -> Any:
+        def output(floats: Any) -> Any:
+            return results_of(
+                subject, drawn, {**arrays, "dropout_key": key, **floats}, *given
+            )
 
-    alone = np.stack([np.asarray(jitted(output)(key)) for key in keys])
-    mapped = jitted(jax.vmap(output))(keys)
-    return subject.measure("output under vmap of dropout_key", mapped, alone)
+        floats = {n: arrays[n] for n in names}
+        if not names:
+            return output(floats), {}
+        return pulled(output, floats, given)
+
+    one = jitted(results)
+    alone = jax.tree.map(lambda *x: np.stack(x), *(one(key) for key in keys))
+    mapped = jitted(jax.vmap(results))(keys)
+    findings = []
+    for of, got, wanted in zip(("", "d_"), mapped, alone, strict=True):
+        for name in wanted:
+            what = "output" if not of else f"d_{name}"
+            what += " under vmap of dropout_key"
+            findings.append(subject.measure(what, got[name], wanted[name]))
+    return worst(findings)
 
 
 def _asked(

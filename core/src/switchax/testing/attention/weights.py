@@ -61,6 +61,8 @@ def check_dropout(subject: Subject) -> Finding:
     if names:
         fields = ["attention_outputs"]
         fields += ["lse"] if "lse" in capabilities.differentiable else []
+        if "weights" in capabilities.differentiable:
+            fields += ["attention_weights"]
         given, output, found = _of_what_is_given(subject, drawn, keyed, names, fields)
         whole = drawn.oracle(dropout_keep=kept).output
         findings.append(subject.measure("output under autodiff", output, whole))
@@ -88,14 +90,16 @@ def _of_what_is_given(
     """Cotangents, output and gradients; without those of lse where it is refused."""
     given = cotangents(subject.call, drawn, fields)
     asked = {"return_lse": True} if "lse" in fields else {}
+    asked |= {"return_weights": True} if "attention_weights" in fields else {}
     try:
         found, gradients = subject.programs.gradients(
             subject.operation, keyed, names, given, **asked
         )
     except UnsupportedError:
-        if not asked:
+        if "lse" not in fields:
             raise
-        return _of_what_is_given(subject, drawn, keyed, names, fields[:1])
+        rest = [field for field in fields if field != "lse"]
+        return _of_what_is_given(subject, drawn, keyed, names, rest)
     return given, found.attention_outputs, gradients
 
 
