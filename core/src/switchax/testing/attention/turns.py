@@ -14,6 +14,7 @@ from switchax.testing.running import jitted
 from switchax.testing.suite import Finding, worst
 
 from .calls import AttentionCall, draw
+from .combined import rule_of
 from .gradients import as_stacked, gradient_findings
 from .programs import traced
 from .subject import Subject, asking, cotangents, results_of
@@ -25,7 +26,8 @@ def check_in_turn(subject: Subject) -> Finding:
     """A second value or shape is not answered by what the first left behind (R13).
 
     A second value that is wrong, but not as the answer to the call before would be,
-    is wrong by itself: then the finding is one of logits (R2).
+    is wrong by itself: then the finding is one of logits (R2). The first value is of
+    the rule of the call.
     """
     call = subject.call
     longer = {"q_len": 2 * call.q_len, "kv_len": 2 * call.kv_len}
@@ -46,6 +48,8 @@ def check_in_turn(subject: Subject) -> Finding:
         what = _changed(change) or "its first value again"
         what = f"output of {what} after another call" if findings else "output"
         finding = one.measure(what, found, drawn.oracle().output)
+        if not findings:  # there was no call before
+            finding = dataclasses.replace(finding, rule=rule_of(call))
         if "scale" in change and finding.is_wrong:
             stale = dataclasses.replace(drawn, options=draw(before).options).oracle()
             if one.measure("", found, stale.output).is_wrong:
@@ -111,7 +115,7 @@ def _other_options(call: AttentionCall) -> list[dict[str, Any]]:
     if call.scale is not None:
         changes.append({"scale": None})
     if call.causal and call.offset == "last":
-        changes.append({"offset": "negative"})
+        changes.append({"offset": "zero"})
     return changes
 
 
