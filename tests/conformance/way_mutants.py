@@ -174,7 +174,7 @@ def _ranges(ids):
     return split.min(axis=2), split.max(axis=2)
 
 
-@mutant("R3", "R8")
+@mutant("R3", "R6", "R8")
 class HiddenIsFiniteInFloat16(
     declaring("mask", "causal", "bias", dtypes={"float32", "float16"})
 ):

@@ -336,7 +336,7 @@ def _visibility_arrays(
             some += [-3]
             lengths = np.resize(some, batch)
             if call.lengths == "both" and name == "kv" and batch > 2:
-                lengths = np.roll(lengths, 1)  # rows without keys, keys without rows
+                lengths = np.roll(lengths, -1)  # rows without keys, keys without rows
             arrays[f"{name}_lengths"] = lengths.astype("int32")
     if call.dropout:
         key = jax.random.key(call.seed, impl=call.key_impl or None)

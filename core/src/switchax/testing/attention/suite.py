@@ -82,7 +82,7 @@ _LOWEST = {"float16": -6e4, "bfloat16": -1e10}
 _COMPUTING = frozenset({"value", "dropout"})
 _MADE_SMALLER = frozenset({"value", "lse", "effect", "dropout"})
 _MADE_SMALLER |= {"mapped", "mapped operands"}
-_VALUES_TOO = frozenset({"dropout", "at once", "in turn", "x64"})
+_VALUES_TOO = frozenset({"dropout", "at once", "x64"})
 _ON_DEVICES = frozenset({"mesh", "sequence mesh", "shard_map"})
 
 
@@ -172,8 +172,8 @@ class AttentionCase(Case):
 
     def simpler(self) -> Iterator[Case]:
         """Yields calls with one thing less."""
-        # Of what fails without dropout, with no other call beside or before it, or
-        # without 64-bit types, neither is the rule.
+        # Of what fails without dropout, with no other call beside it, or without 64-bit
+        # types, neither is the rule.
         if self.check == "dropout":
             yield self._value(dropout=0.0, plain=True)
         elif self.check in _VALUES_TOO:
@@ -321,7 +321,7 @@ def _cases(
     # call may leave behind is asked before any other call could fail by it.
     yield case("R2", scale=0.3)
     yield case("R13", "in turn", scale=0.3)
-    yield case("R13", "in turn", causal=True, offset="last", kv_len=9)
+    yield case("R4", "in turn", causal=True, offset="last", kv_len=9)
     yield case("R2")
     yield case("R13", "forward mode")
     yield case("R13", "second order")
@@ -415,8 +415,8 @@ def _cases(
     ]
     soiled += [{**hiding, "soft_cap": 0.8}, {**hiding, "sinks": 0, "bias": "key"}]
     soiled += [{**hiding, "dtype": dtype} for dtype in dtypes[1:]]
-    soiled += [{**hiding, "soft_cap": 2.0, "bias": "padding"}]
-    soiled += [{"causal": True, "soft_cap": 2.0, "bias": "full"}]
+    soiled += [{**hiding, "soft_cap": 0.8, "bias": "padding"}]
+    soiled += [{"causal": True, "soft_cap": 0.8, "bias": "full"}]
     yield from (case("R7", dirty=True, **call) for call in soiled)
     # And rows that fill it beside those that end before, which see nothing.
     filling: dict[str, Any] = {"causal": True, "q_len": 300, "kv_len": 512}

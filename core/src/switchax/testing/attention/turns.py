@@ -14,7 +14,6 @@ from switchax.testing.running import jitted
 from switchax.testing.suite import Finding, worst
 
 from .calls import AttentionCall, draw
-from .combined import rule_of
 from .gradients import as_stacked, gradient_findings
 from .programs import traced
 from .subject import Subject, asking, cotangents, results_of
@@ -27,7 +26,7 @@ def check_in_turn(subject: Subject) -> Finding:
 
     A second value that is wrong, but not as the answer to the call before would be,
     is wrong by itself: then the finding is one of logits (R2). The first value is of
-    the rule of the call.
+    the rule of the case.
     """
     call = subject.call
     longer = {"q_len": 2 * call.q_len, "kv_len": 2 * call.kv_len}
@@ -48,8 +47,8 @@ def check_in_turn(subject: Subject) -> Finding:
         what = _changed(change) or "its first value again"
         what = f"output of {what} after another call" if findings else "output"
         finding = one.measure(what, found, drawn.oracle().output)
-        if not findings:  # there was no call before
-            finding = dataclasses.replace(finding, rule=rule_of(call))
+        if findings:  # of the first value the rule is the case's
+            finding = dataclasses.replace(finding, rule="R13")
         if "scale" in change and finding.is_wrong:
             stale = dataclasses.replace(drawn, options=draw(before).options).oracle()
             if one.measure("", found, stale.output).is_wrong:
