@@ -106,9 +106,9 @@ def borrow_backward(
         for name, x in static.items():
             if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
                 raise TypeError(
-                    f"borrow_backward: expected {name} to be known when it is traced, "
-                    f"got a traced {name}; multiply query by a scale that is learned, "
-                    "and pass 1.0"
+                    f"borrow_backward: expected {name} to be known when a call is "
+                    f"traced, got a traced {name}; multiply query by a scale that is "
+                    "learned, and pass 1.0"
                 )
         arrays = {n: x for n, x in given.items() if n not in _STATIC}
         if isinstance(arrays.get("q_offset"), int):  # blocks are then chosen statically
