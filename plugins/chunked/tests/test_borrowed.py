@@ -201,15 +201,99 @@ def test_what_it_cannot_know_is_an_error():
         borrow_backward(vanilla, layout="thd")
 
 
-@pytest.mark.parametrize("transform", [jax.jit, jax.grad])
-@pytest.mark.parametrize("name", ["softmax_scale", "logits_soft_cap"])
-def test_options_that_are_traced_are_an_error(name, transform):
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("softmax_scale", "multiply query"),
+        ("logits_soft_cap", "pass a number"),
+        ("causal", "pass a mask"),
+        ("window", "pass a mask"),
+    ],
+)
+def test_options_that_are_traced_are_an_error(name, said, transform):
     def run(option):
         given = {"softmax_scale": 1.0, name: option}
+        if name == "window":
+            given["window"] = (None, option)
         return borrow_backward(forward_only)(Q, KEYS, VALUES, **given)[0].sum()
 
-    with pytest.raises(TypeError, match=f"got a traced {name}; multiply query"):
-        transform(run)(0.3)
+    with pytest.raises(TypeError, match=f"got a traced {name}; {said}"):
+        transform(run)(jnp.ones(3))
+
+
+EIGHT_BITS = np.int8(100), np.uint8(2)
+OPTIONS = {
+    "numbers of numpy": {
+        "softmax_scale": np.float64(0.3),
+        "logits_soft_cap": np.asarray(2.0),
+        "causal": np.bool_(True),
+        "window": EIGHT_BITS,
+    },
+    "of jax": {
+        "softmax_scale": jnp.float32(0.3),
+        "logits_soft_cap": jnp.bfloat16(2),
+        "causal": jnp.asarray(True),
+        "window": (jnp.int32(100), jnp.asarray(2)),
+    },
+    "in arrays": {"window": jnp.asarray([100, 2]), "causal": True},
+    "an int": {"softmax_scale": np.int32(1), "window": np.asarray([100, 2])},
+}
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_options_are_taken_as_numbers_of_python(options, dtype, x64):
+    given = []
+    q, k, v = (x.astype(dtype) for x in (Q, jnp.tile(KEYS, (1, 31, 1, 1)), VALUES))
+    v = jnp.tile(v, (1, 31, 1, 1))
+
+    def rounded(query, key, value, **options):
+        given.append(options)
+        output, lse = vanilla(query, key, value, **options)
+        return output.astype(dtype), lse
+
+    def slopes(**options):
+        def loss(q, k, v):
+            output, lse = borrow_backward(rounded)(q, k, v, q_offset=180, **options)
+            return (output**2).sum(dtype=np.float32) + lse.sum(dtype=np.float32)
+
+        return jax.jit(jax.grad(loss, (0, 1, 2)))(q, k, v)
+
+    options = {"softmax_scale": 0.3, **options}
+    plain = {"softmax_scale": float(options["softmax_scale"]), "window": (100, 2)}
+    plain["causal"] = "causal" in options
+    if "logits_soft_cap" in options:
+        plain["logits_soft_cap"] = 2.0
+    with jax.enable_x64(x64):
+        found, expected = slopes(**options), slopes(**plain)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one in given:
+        assert type(one["softmax_scale"]) is float
+        assert {type(side) for side in one["window"]} == {int}
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"softmax_scale": "1"}, "a float, got '1'"),
+        ({"softmax_scale": np.asarray([0.3])}, "a float, got array"),
+        ({"logits_soft_cap": True}, "a float, got True"),
+        ({"softmax_scale": 1j}, "a float, got 1j"),
+        ({"causal": 1}, "a bool, got 1"),
+        ({"window": 3}, "a pair of which each side is an int or None, got 3"),
+        ({"window": (1.0, 2)}, "a pair of which"),
+        ({"window": (1, 2, 3)}, "a pair of which"),
+        ({"window": jnp.asarray([1.0, 2.0])}, "a pair of which"),
+    ],
+)
+def test_an_option_of_another_type_is_an_error(option, said):
+    ((name, _),) = option.items()
+    given = {"softmax_scale": 1.0, **option}
+    with pytest.raises(TypeError, match=f"expected {name} to be {said}"):
+        borrow_backward(forward_only)(Q, KEYS, VALUES, **given)
 
 
 @pytest.mark.parametrize("sinks", [(0, 2), (0,)])

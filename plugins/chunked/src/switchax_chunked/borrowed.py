@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from .attend import attend, prepared
@@ -26,7 +28,14 @@ _ARRAYS = (
     "kv_lengths",
     "softmax_aux",
 )
-_STATIC = ("softmax_scale", "causal", "window", "logits_soft_cap")
+_HIDE = "pass a mask where it is computed"
+_STATIC = {
+    "softmax_scale": "multiply query by a scale that is learned, and pass 1.0",
+    "logits_soft_cap": "pass a number, which is not learned",
+    "causal": _HIDE,
+    "window": _HIDE,
+}
+"""What is known when a call is traced, and what to do where it is not."""
 _NEUTRAL: dict[str, Any] = {
     **dict.fromkeys(_ARRAYS),
     "causal": False,
@@ -55,10 +64,10 @@ def borrow_backward(
 
     Args:
         forward: Of query, key and value, and by keyword of exactly those of the
-            arguments below that were given; returns the output, `[batch, q_len, heads,
-            v_head_dim]` or as `layout` says, and lse, `[batch, heads, q_len]`, the
-            natural logarithm in float32, of the sinks too. Rows that see nothing give 0
-            and -inf.
+            arguments below that were given, options as Python's own numbers; returns
+            the output, `[batch, q_len, heads, v_head_dim]` or as `layout` says, and
+            lse, `[batch, heads, q_len]`, the natural logarithm in float32, of the sinks
+            too. Rows that see nothing give 0 and -inf.
         layout: "bthd" or "bhtd", of query, key, value and output.
 
     Returns:
@@ -75,7 +84,8 @@ def borrow_backward(
         TypeError: If an argument is none of those: what it does cannot be known. So
             with dropout: which weights a kernel drops is its own. If softmax_scale,
             logits_soft_cap, causal or a side of window is traced: they have no
-            gradient, and a scale may be multiplied into query. From the function it
+            gradient, and a scale may be multiplied into query; or if it is no number,
+            no bool, or no pair of ints and None. From the function it
             returns, if `forward` returns no pair of floating arrays, or an lse in
             half precision.
         ValueError: If `layout` is another; from the function it returns, for segment
@@ -102,14 +112,7 @@ def borrow_backward(
                 "borrow_backward: expected q_segment_ids and kv_segment_ids, got one "
                 "of them; pass both"
             )
-        static = {n: x for n, x in given.items() if n in _STATIC}
-        for name, x in static.items():
-            if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
-                raise TypeError(
-                    f"borrow_backward: expected {name} to be known when a call is "
-                    f"traced, got a traced {name}; multiply query by a scale that is "
-                    "learned, and pass 1.0"
-                )
+        static = {n: _known(n, x) for n, x in given.items() if n in _STATIC}
         arrays = {n: x for n, x in given.items() if n not in _STATIC}
         if isinstance(arrays.get("q_offset"), int):  # blocks are then chosen statically
             static["q_offset"] = arrays.pop("q_offset")
@@ -139,6 +142,31 @@ def borrow_backward(
         return run(query, key, value, arrays)
 
     return with_gradients
+
+
+def _known(name: str, x: Any) -> Any:
+    """Returns an option as Python's own float, bool, or pair of ints and None."""
+    expected = f"borrow_backward: expected {name} to be"
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
+        raise TypeError(
+            f"{expected} known when a call is traced, got a traced {name}; "
+            f"{_STATIC[name]}"
+        )
+    if name == "window":
+        sides = x.tolist() if isinstance(x, Array | np.ndarray) else x
+        try:
+            left, right = (x if x is None else operator.index(x) for x in sides)
+        except (TypeError, ValueError):
+            rule = "a pair of which each side is an int or None"
+            raise TypeError(f"{expected} {rule}, got {x!r}; such as (256, 0)") from None
+        return left, right
+    value = np.asarray(x)
+    kinds, make = [jnp.floating, jnp.integer], float
+    if name == "causal":
+        kinds, make = [jnp.bool_], bool
+    if value.shape != () or not any(jnp.issubdtype(value.dtype, k) for k in kinds):
+        raise TypeError(f"{expected} a {make.__name__}, got {x!r}; pass one")
+    return make(value)
 
 
 def _checked(
