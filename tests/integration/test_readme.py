@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 import switchax
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,3 +37,13 @@ def test_the_kernel_to_publish_registers():
         assert switchax.OperationRegistry.get("my_flash") is names["MyFlash"]
     finally:
         switchax.OperationRegistry.unregister(names["MyFlash"])
+
+
+def test_the_examples_of_chunked_run():
+    text = (ROOT / "plugins" / "chunked" / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {}
+    for block in blocks:
+        exec(compile(block, "plugins/chunked/README.md", "exec"), names)
+    assert len(blocks) == 2
+    np.testing.assert_allclose(names["output"], names["out"], atol=1e-5)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["conform"]
 
 _EIGHT = "--xla_force_host_platform_device_count=8"
-_NOT_INSTALLED = "\n  only what is installed has a name here; of a class of your own "
-_NOT_INSTALLED += "ask in Python: switchax.testing.conform(MyOperation)"
+_NOT_INSTALLED = "; only what is installed has a name here; of a class of your own ask "
+_NOT_INSTALLED += "in Python: switchax.testing.conform(MyOperation)"
 _SECONDS = 30  # between lines that say how far a run is
 
 
