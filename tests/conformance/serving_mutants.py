@@ -349,3 +349,45 @@ class ValueIsMappedAsKeyIs(Changes):
     def changed(self, call):
         same = as_key_is(*map(jax.lax.stop_gradient, (call.key, call.value)))
         return call.but(value=gradient_of(same, call.value))
+
+
+@mutant("R3", "R6")
+class MaskOfSamplesIgnored(Changes):
+    """A mask without rows and keys is taken for one that hides nothing."""
+
+    def changed(self, call):
+        is_of_samples = call.mask is not None and call.mask.shape[2:] == (1, 1)
+        return call.but(mask=None) if is_of_samples else call
+
+
+@mutant("R2")
+class BiasOfHeadsIsOfTheFirst(Right):
+    def bias(self, call, shape):
+        bias = super().bias(call, shape)
+        return bias[:, :1] if bias.shape[2:] == (1, 1) else bias
+
+
+@mutant("R3", "R8")
+class LengthsInTheDtypeOfKeys(Right):
+    """Positions and lengths are compared in half precision."""
+
+    def visible(self, call):
+        visible = super().visible(call.but(kv_lengths=None))
+        if call.kv_lengths is None:
+            return visible
+        dtype = call.key.dtype
+        keys = jnp.arange(call.lengths[1]).astype(dtype)
+        ends = call.kv_lengths.astype(dtype)[:, None, None, None]
+        in_length = keys[None, None, None] < ends
+        return in_length if visible is None else visible & in_length
+
+
+@mutant("R3")
+class OneSideHasTheLengthsOfTheOther(Changes):
+    """Where both have the same size."""
+
+    def changed(self, call):
+        given = call.q_lengths is not None and call.kv_lengths is not None
+        if not given or call.lengths[0] != call.lengths[1]:
+            return call
+        return call.but(q_lengths=call.kv_lengths)

@@ -72,6 +72,14 @@ def other_base(turn, x, positions, options):
     return turn(x, positions, **{**options, "base": 1.01 * options["base"]})
 
 
+def base_of_the_first_call_of_a_shape(turn, x, positions, options):
+    base = BASES.setdefault((x.shape, options["rotary_dim"]), options["base"])
+    return turn(x, positions, **{**options, "base": base})
+
+
+BASES = {}
+
+
 def places_of_sample_0(turn, x, positions, options):
     return turn(x, jnp.broadcast_to(positions[:1], positions.shape), **options)
 
@@ -119,6 +127,7 @@ def always_float32(turn, x, positions, options):
     ("rule", "operation"),
     [
         ("RO1", broken(other_base)),
+        ("RO1", broken(base_of_the_first_call_of_a_shape)),
         ("RO2", broken(places_of_sample_0)),
         ("RO2", broken(one_token_is_the_first)),
         ("RO2", broken(places_of_two_samples)),

@@ -68,9 +68,10 @@ class AttentionCall:
         bias: "" (none), "full", "head" `[1, heads, q_len, kv_len]`, "slopes" `[1,
             heads, 1, kv_len]`, "sample" `[batch, 1, q_len, kv_len]`, "padding"
             `[batch, 1, 1, kv_len]`, "square" `[q_len, kv_len]`, "row" `[heads, q_len,
-            1]`, "rows" `[batch, 1, q_len, 1]`, "key" `[kv_len]`, "unbatched" `[heads,
-            q_len, kv_len]`, or "minus_inf", full with some -inf, some rows of
-            nothing else, and none of the first block of keys where there are two.
+            1]`, "rows" `[batch, 1, q_len, 1]`, "key" `[kv_len]`, "heads" `[1, heads, 1,
+            1]`, "unbatched" `[heads, q_len, kv_len]`, or "minus_inf", full with some
+            -inf, some rows of nothing else, and none of the first block of keys where
+            there are two.
         bias_level: What is added to the bias.
         bias_dtype: Dtype of bias and sinks; "" is that of query, and for sinks float32,
             or float64 for float64.
@@ -79,7 +80,8 @@ class AttentionCall:
             one), or "unbatched"; or "by_head" `[batch, heads, 1, kv_len]`, by which
             every row sees a key; or "blocks", full, of triangles and of padding,
             another form for each head and sample; or "row" and "rows", by which some
-            rows see none.
+            rows see none; or "samples" `[batch, 1, 1, 1]`, by which those of each other
+            sample see none.
         segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
             "apart" (the later half of the rows sees none), "many" (a document for
             every two tokens), "descending" (four documents, whose ids fall),
@@ -278,6 +280,8 @@ def _logit_arrays(
         "slopes": (1, heads, 1, kv_len),
         "square": (q_len, kv_len),
         "padding": (batch, 1, 1, kv_len),
+        "heads": (1, heads, 1, 1),
+        "samples": (batch, 1, 1, 1),
         "by_head": (batch, heads, 1, kv_len),
     }
     if call.bias:
@@ -295,7 +299,9 @@ def _logit_arrays(
         if call.mask == "padding" and kv_len > _BLOCK:
             ends = np.resize([kv_len - _BLOCK, kv_len, _BLOCK], mask.shape[0])
             mask = np.arange(kv_len) < ends[:, None, None, None]
-        if call.mask not in ("row", "rows") and kv_len:
+        if call.mask == "samples":
+            mask = (np.arange(batch) + call.seed // 2)[:, None, None, None] % 2 == 1
+        elif call.mask not in ("row", "rows") and kv_len:
             mask[..., -1] |= ~mask.any(axis=-1)
         arrays["mask"] = mask
     if call.sinks is not None:

@@ -13,6 +13,7 @@ __all__ = [
     "CACHES",
     "EFFECTS",
     "EMPTY_BESIDE_SINKS",
+    "NEWEST",
     "OPERANDS",
     "PLAIN",
     "SPLITS",
@@ -52,6 +53,9 @@ CACHES: tuple[dict[str, Any], ...] = (
     {**_CACHE, **_SERVED, "batch": 5, "mode": MODE_DECODE},
     {**_CACHE, "causal": True, "offset": "batch", "mask": "sample", "bias": "full"},
 )
+# The newest three keys of a cache, by positions that no half precision tells apart.
+NEWEST: dict[str, Any] = {**_CACHE, "kv_len": 1099, "batch": 1, "lengths": "kv"}
+NEWEST |= {"causal": True, "offset": "within", "window": (185, None)}
 # Rows that nothing but their sinks give a sum, by each of what may hide all keys.
 EMPTY_BESIDE_SINKS: tuple[dict[str, Any], ...] = (
     {"mask": "row", "segments": "apart", "q_len": 9, "kv_len": 9, "sinks": 0},
@@ -181,6 +185,7 @@ def logits(full: bool) -> list[Entry]:
         ("R2", {"soft_cap": 0.8, "bias": "minus_inf"}),  # -0.8, which hides nothing
         # What is the same for a whole row changes weights beside these alone.
         ("R2", {"bias": "row", "soft_cap": 0.8}),
+        ("R2", {"bias": "heads", "soft_cap": 0.8}),
         ("R9", {"bias": "row", "sinks": 0, "kv_len": 200, "batch": 1}),
         ("R9", {"sinks": 0}),
         ("R9", {"sinks": 2}),
@@ -264,6 +269,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R4", {"causal": True, "offset": "beyond", "q_len": 5, "kv_len": 128}),
         ("R6", {"mask": "row"}),
         ("R6", {"mask": "rows"}),
+        ("R6", {"mask": "samples"}),
         ("R3", {"mask": "row", "kv_len": 200, "batch": 1}),
         ("R6", {"causal": True, "offset": "negative"}),
         ("R6", {"causal": True, "offset": "last", **large, "q_len": 300, "kv_len": 65}),
@@ -286,6 +292,7 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"lengths": "q", "layout": "thd"}),
         ("R3", {"lengths": "q"}),
         ("R3", {"lengths": "q", "q_len": 1, "kv_len": 30}),
+        ("R3", {"lengths": "both", "batch": 3}),
         ("R3", {"lengths": "both", "kv_len": 9, "batch": 3}),
         ("R4", {"causal": True, "offset": "negative", **long}),
         ("R4", {"causal": True, "offset": "batch", **long}),

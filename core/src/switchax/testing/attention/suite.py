@@ -28,6 +28,7 @@ from .singles import (
     CACHES,
     EFFECTS,
     EMPTY_BESIDE_SINKS,
+    NEWEST,
     OPERANDS,
     PLAIN,
     SPLITS,
@@ -242,7 +243,7 @@ def _is_smaller(one: AttentionCall, other: AttentionCall) -> bool:
 
 
 def _is_legal(call: AttentionCall) -> bool:
-    if call.layout == "thd" and call.mask == "sample":
+    if call.layout == "thd" and call.mask in ("sample", "samples"):
         return False
     return call.kv_heads > 0 and call.heads % call.kv_heads == 0
 
@@ -430,7 +431,8 @@ def _cases(
         made = as_declared(case("R6", **call).call, capabilities)
         if made.sinks is not None and len(made.features) > 1:
             yield AttentionCase("R6", made, combined=True)
-    for call in STEPS:
+    newest = [{**NEWEST, "dtype": dtype} for dtype in dtypes[1:2]]
+    for call in (*STEPS, *newest):
         made = as_declared(case("R4", **call).call, capabilities)
         yield AttentionCase(rule_of(made), made, combined=True)
     # Of bias and sinks the gradient has the dtype.
