@@ -69,7 +69,9 @@ class AttentionCall:
             heads, 1, kv_len]`, "sample" `[batch, 1, q_len, kv_len]`, "padding"
             `[batch, 1, 1, kv_len]`, "square" `[q_len, kv_len]`, "row" `[heads, q_len,
             1]`, "rows" `[batch, 1, q_len, 1]`, "key" `[kv_len]`, "heads" `[1, heads, 1,
-            1]`, "unbatched" `[heads, q_len, kv_len]`, or "minus_inf", full with some
+            1]`, "samples" `[batch, 1, 1, 1]`, "each" `[batch, heads, 1, 1]`, "token"
+            `[1, 1, q_len, 1]`, "each_row" `[batch, heads, q_len, 1]`, "scalar" `[1, 1,
+            1, 1]`, "unbatched" `[heads, q_len, kv_len]`, or "minus_inf", full with some
             -inf, some rows of nothing else, and none of the first block of keys where
             there are two.
         bias_level: What is added to the bias.
@@ -79,9 +81,9 @@ class AttentionCall:
             as those of bias ("padding" is one of whole blocks where keys are more than
             one), or "unbatched"; or "by_head" `[batch, heads, 1, kv_len]`, by which
             every row sees a key; or "blocks", full, of triangles and of padding,
-            another form for each head and sample; or "row" and "rows", by which some
-            rows see none; or "samples" `[batch, 1, 1, 1]`, by which those of each other
-            sample see none.
+            another form for each head and sample; or "row", "rows", "token" and
+            "each_row", by which some rows see none; or "samples", "heads", "each" and
+            "scalar", by which each other sample and head sees none.
         segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
             "apart" (the later half of the rows sees none), "many" (a document for
             every two tokens), "descending" (four documents, whose ids fall),
@@ -282,6 +284,10 @@ def _logit_arrays(
         "padding": (batch, 1, 1, kv_len),
         "heads": (1, heads, 1, 1),
         "samples": (batch, 1, 1, 1),
+        "each": (batch, heads, 1, 1),
+        "token": (1, 1, q_len, 1),
+        "each_row": (batch, heads, q_len, 1),
+        "scalar": (1, 1, 1, 1),
         "by_head": (batch, heads, 1, kv_len),
     }
     if call.bias:
@@ -299,9 +305,11 @@ def _logit_arrays(
         if call.mask == "padding" and kv_len > _BLOCK:
             ends = np.resize([kv_len - _BLOCK, kv_len, _BLOCK], mask.shape[0])
             mask = np.arange(kv_len) < ends[:, None, None, None]
-        if call.mask == "samples":
-            mask = (np.arange(batch) + call.seed // 2)[:, None, None, None] % 2 == 1
-        elif call.mask not in ("row", "rows") and kv_len:
+        if mask.ndim == 4 and mask.shape[2:] == (1, 1) != full[2:]:
+            samples, of_each = (np.arange(size) for size in mask.shape[:2])
+            numbers = samples[:, None] + of_each + call.seed // 2
+            mask = (numbers % 2 == 1)[..., None, None]
+        elif call.mask not in ("row", "rows", "token", "each_row") and kv_len:
             mask[..., -1] |= ~mask.any(axis=-1)
         arrays["mask"] = mask
     if call.sinks is not None:

@@ -195,6 +195,8 @@ def logits(full: bool) -> list[Entry]:
     ]
     if full:
         entries += [("R2", {"bias": "full", "scale": 2.0})]
+        shapes_of_bias = ("rows", "samples", "each", "token", "each_row", "scalar")
+        entries += [("R2", {"bias": x, "soft_cap": 0.8}) for x in shapes_of_bias]
     return entries
 
 
@@ -306,4 +308,6 @@ def visibilities(full: bool) -> list[Entry]:
             )
         ]
         entries += [("R6", {"bias": "minus_inf", "mask": "full"})]
+        shapes_of_masks = ("slopes", "heads", "each", "token", "each_row", "scalar")
+        entries += [("R6", {"mask": shape}) for shape in shapes_of_masks]
     return entries
