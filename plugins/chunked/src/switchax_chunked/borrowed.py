@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
+
+from switchax import ATTENTION, OperationMetadata
 
 from .attend import attend, prepared
 from .kernel import gradients
@@ -19,6 +19,7 @@ from .varying import varying_alike
 
 __all__ = ["borrow_backward"]
 
+_OPERANDS = ("query", "key", "value")
 _ARRAYS = (
     "bias",
     "mask",
@@ -28,14 +29,7 @@ _ARRAYS = (
     "kv_lengths",
     "softmax_aux",
 )
-_HIDE = "pass a mask where it is computed"
-_STATIC = {
-    "softmax_scale": "multiply query by a scale that is learned, and pass 1.0",
-    "logits_soft_cap": "pass a number, which is not learned",
-    "causal": _HIDE,
-    "window": _HIDE,
-}
-"""What is known when a call is traced, and what to do where it is not."""
+_STATIC = ("softmax_scale", "causal", "window", "logits_soft_cap")
 _NEUTRAL: dict[str, Any] = {
     **dict.fromkeys(_ARRAYS),
     "causal": False,
@@ -74,22 +68,22 @@ def borrow_backward(
         A function of query, key and value, and by keyword `softmax_scale` and any of
         `bias`, `mask`, `q_segment_ids`, `kv_segment_ids`, `q_lengths`, `kv_lengths`,
         `causal`, `window`, `q_offset`, `logits_soft_cap` and `softmax_aux`, as
-        `switchax.attention` takes them, but normalised, as a forward method gets them:
-        an offset is within a quarter of int32. None is as if it were left out. Operands
-        that lie on Explicit axes of a mesh are for core, or a `shard_map`, to split.
+        `switchax.attention` takes and checks them. None is as if it were left out, and
+        no offset is 0. Operands that lie on Explicit axes of a mesh are for core, or a
+        `shard_map`, to split.
         It returns the output in query's dtype, and lse. Its gradients are those of
         query, key, value, bias and softmax_aux, by the cotangents of both.
 
     Raises:
         TypeError: If an argument is none of those: what it does cannot be known. So
-            with dropout: which weights a kernel drops is its own. If softmax_scale,
-            logits_soft_cap, causal or a side of window is traced: they have no
-            gradient, and a scale may be multiplied into query; or if it is no number,
-            no bool, or no pair of ints and None. From the function it
+            with dropout: which weights a kernel drops is its own. As
+            `switchax.attention` raises, for instance if softmax_scale is traced: it has
+            no gradient, and may be multiplied into query. From the function it
             returns, if `forward` returns no pair of floating arrays, or an lse in
             half precision.
-        ValueError: If `layout` is another; from the function it returns, for segment
-            ids of one side alone, and if what `forward` returns has another shape.
+        ValueError: If `layout` is another; as `switchax.attention` raises, for instance
+            for a window whose sides leave int32; from the function it returns, if what
+            `forward` returns has another shape.
     """
     if layout not in ("bthd", "bhtd"):
         raise ValueError(
@@ -107,19 +101,8 @@ def borrow_backward(
         given = {n: x for n, x in given.items() if x is not None}
         if "softmax_scale" not in given:
             raise TypeError("borrow_backward: expected softmax_scale, got none")
-        if ("q_segment_ids" in given) != ("kv_segment_ids" in given):
-            raise ValueError(
-                "borrow_backward: expected q_segment_ids and kv_segment_ids, got one "
-                "of them; pass both"
-            )
-        static = {n: _known(n, x) for n, x in given.items() if n in _STATIC}
-        arrays = {n: x for n, x in given.items() if n not in _STATIC}
-        if isinstance(arrays.get("q_offset"), int):  # blocks are then chosen statically
-            static["q_offset"] = arrays.pop("q_offset")
-        query, key, value, arrays = jax.tree.map(
-            jnp.asarray, (query, key, value, arrays)
-        )
-        query, key, value, arrays = varying_alike((query, key, value, arrays))
+        qkv, static, arrays = _bound(layout, (query, key, value), given)
+        query, key, value, arrays = varying_alike((*qkv, arrays))
 
         def called(query: Array, key: Array, value: Array, arrays: Any) -> Any:
             found = forward(query, key, value, **static, **arrays)
@@ -144,29 +127,29 @@ def borrow_backward(
     return with_gradients
 
 
-def _known(name: str, x: Any) -> Any:
-    """Returns an option as Python's own float, bool, or pair of ints and None."""
-    expected = f"borrow_backward: expected {name} to be"
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(x)):
-        raise TypeError(
-            f"{expected} known when a call is traced, got a traced {name}; "
-            f"{_STATIC[name]}"
-        )
-    if name == "window":
-        sides = x.tolist() if isinstance(x, Array | np.ndarray) else x
-        try:
-            left, right = (x if x is None else operator.index(x) for x in sides)
-        except (TypeError, ValueError):
-            rule = "a pair of which each side is an int or None"
-            raise TypeError(f"{expected} {rule}, got {x!r}; such as (256, 0)") from None
-        return left, right
-    value = np.asarray(x)
-    kinds, make = [jnp.floating, jnp.integer], float
-    if name == "causal":
-        kinds, make = [jnp.bool_], bool
-    if value.shape != () or not any(jnp.issubdtype(value.dtype, k) for k in kinds):
-        raise TypeError(f"{expected} a {make.__name__}, got {x!r}; pass one")
-    return make(value)
+def _bound(
+    layout: str, operands: tuple[Any, Any, Any], given: dict[str, Any]
+) -> tuple[list[Array], dict[str, Any], dict[str, Any]]:
+    """Checks a call as core does.
+
+    Returns:
+        Query, key and value; of what was given what is static, as Python's own numbers;
+        and the arrays of it.
+    """
+    call = dict(zip(_OPERANDS, operands, strict=True))
+    # Without an offset a forward method has rows that are aligned at key 0.
+    call |= {"q_offset": 0, **given, "layout": layout}
+    bound = ATTENTION.bind("borrow_backward", call, OperationMetadata())
+    arrays = dict(bound.arrays)
+    qkv = [arrays.pop(name) for name in _OPERANDS]
+    found = {name: getattr(bound.request, name) for name in _STATIC if name in given}
+    static = {name: x for name, x in found.items() if x is not None}
+    if "q_offset" in given and "q_offset" not in arrays:
+        static["q_offset"] = getattr(bound.request, "q_offset", None) or 0
+    for name in {"bias", "mask"} & arrays.keys():
+        shape = arrays[name].shape
+        arrays[name] = arrays[name].reshape((1,) * (4 - len(shape)) + shape)
+    return qkv, static, arrays
 
 
 def _checked(
@@ -232,8 +215,9 @@ def _gradients(
         output = natural(output)
     output, d_output = (natural(x).astype(dtype) for x in (output, d_output))
     lse, d_lse = lse.astype(dtype), d_lse.astype(dtype)
+    d_of_keys = d_lse
     if sinks is not None and 0 not in lse.shape:
-        d_output = _where_keys_are_seen(sinks, output, lse, d_output)
+        d_output, d_of_keys = _where_keys_are_seen(sinks, output, lse, d_output, d_lse)
     found: dict[str, Any] = dict.fromkeys(arrays)
     if 0 in (batch, q_len, heads, k.shape[1]):
         d_qkv = [jnp.zeros_like(x) for x in qkv]
@@ -258,7 +242,7 @@ def _gradients(
             by_group(output),
             of_rows(lse, -jnp.inf),
             by_group(d_output),
-            of_rows(d_lse, 0),
+            of_rows(d_of_keys, 0),
         )
         d_q = d.q.reshape(batch, rows, heads, q.shape[3])
         d_qkv = [d_q[:, :q_len], d.k, d.v]
@@ -275,9 +259,9 @@ def _gradients(
 
 
 def _where_keys_are_seen(
-    sinks: Array, output: Array, lse: Array, d_output: Array
-) -> Array:
-    """Returns d_output, finite in rows that give 0 and have lse of the sinks alone.
+    sinks: Array, output: Array, lse: Array, d_output: Array, d_lse: Array
+) -> tuple[Array, Array]:
+    """Returns cotangents, finite in rows that give 0 and have lse of the sinks alone.
 
     Without sinks such a row has an lse of -inf; what comes back to it may be anything.
     """
@@ -286,7 +270,8 @@ def _where_keys_are_seen(
     is_of_sinks = lse <= most
     gives_none = (output == 0).all(-1) & jnp.swapaxes(is_of_sinks, 1, 2)
     is_lost = gives_none[..., None] & ~jnp.isfinite(d_output)
-    return jnp.where(is_lost, 0, d_output)
+    d_lse_is_lost = jnp.swapaxes(gives_none, 1, 2) & ~jnp.isfinite(d_lse)
+    return jnp.where(is_lost, 0, d_output), jnp.where(d_lse_is_lost, 0, d_lse)
 
 
 def _of_sinks(
