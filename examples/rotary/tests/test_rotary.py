@@ -68,6 +68,10 @@ def broken(change, dtype="float32", *features):
     return Broken
 
 
+def turned_as_asked(turn, x, positions, options):
+    return turn(x, positions, **options)
+
+
 def other_base(turn, x, positions, options):
     return turn(x, positions, **{**options, "base": 1.01 * options["base"]})
 
@@ -156,6 +160,27 @@ def test_the_snippet_of_a_failure_runs(capsys):
     (failure,) = conform(operation, max_failures=1).failures
     exec(failure.snippet, {operation.__name__: operation})
     assert capsys.readouterr().out.startswith("wrong: ")
+
+
+LIMITS = [
+    {"limits": {"batch": 1}},
+    {"limits": {"heads": 1, "length": 1}, "dtypes": {"float16"}},
+    {"multiples": {"head_dim": 64}, "dtypes": {"float32"}},
+    {"multiples": {"length": 16}, "limits": {"head_dim": 4}, "dtypes": {"bfloat16"}},
+]
+
+
+@pytest.mark.parametrize("declared", LIMITS, ids=str)
+def test_calls_come_in_the_sizes_that_are_declared(declared):
+    """Right ones pass with nothing refused; wrong ones are found."""
+    right = broken(turned_as_asked, "float32", "interleaved", "partial", "scale")
+    wrong = broken(scale_ignored, "float32", "interleaved", "partial", "scale")
+    for cls in (right, wrong):
+        cls.capabilities = dataclasses.replace(cls.capabilities, **declared)
+    report = conform(right)
+    assert report.passed, str(report)
+    assert not sum(result.refused for result in report.results)
+    assert conform(wrong, max_failures=1).failures[0].rule == "RO5"
 
 
 def test_products_depend_on_distances_alone():

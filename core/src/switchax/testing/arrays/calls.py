@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from switchax.capabilities import Capabilities
 from switchax.kind import OperationKind
 from switchax.testing.running import wide_types
 from switchax.testing.suite import fields_that_differ
 from switchax.testing.tolerance import allowed
 
-__all__ = ["ArrayCall", "Arrays", "is_floating", "moved"]
+__all__ = ["ArrayCall", "Arrays", "fitted", "is_floating", "moved"]
 
 Arrays = dict[str, Any]
 
@@ -103,6 +105,26 @@ class ArrayCall(abc.ABC):
 def moved(call: Any, dtype: str, seed: int = 0) -> Any:
     """Returns the call in a dtype, with other values for another seed."""
     return dataclasses.replace(call, dtype=dtype, seed=call.seed + 2 * seed)
+
+
+def fitted(call: Any, capabilities: Capabilities) -> Any:
+    """Returns the call in sizes that an operation declares.
+
+    Args:
+        call: Its fields that are named as `sizes` of the kind are such.
+        capabilities: Of the operation.
+    """
+    sizes = {}
+    for field in dataclasses.fields(call):
+        if field.name in call.kind.sizes:
+            size, of = (
+                getattr(call, field.name),
+                capabilities.multiples.get(field.name, 1),
+            )
+            limit = capabilities.limits.get(field.name, math.inf)
+            size = min(-(-size // of) * of, limit)
+            sizes[field.name] = int(size - size % of)
+    return dataclasses.replace(call, **sizes)
 
 
 def is_floating(array: Any) -> bool:

@@ -13,7 +13,7 @@ from switchax.capabilities import Capabilities
 from switchax.operation import BaseOperation
 from switchax.testing.suite import Suite
 
-from .calls import ArrayCall, moved
+from .calls import ArrayCall, fitted, moved
 from .cases import ROLES, ArrayCase
 
 __all__ = ["ROLES", "ArraySuite"]
@@ -28,6 +28,8 @@ class ArraySuite(Suite):
     A call that uses only what an operation declares must be right: output, dtype,
     gradients. Any other must be refused before a forward method starts. Each dtype
     is held likewise, and transforms, unknown keywords and undeclared derivatives.
+    Fields of a call that are named as `sizes` of the kind are brought to what the
+    operation's `limits` and `multiples` take.
 
     Attributes:
         rules: One line for each rule.
@@ -59,9 +61,10 @@ class ArraySuite(Suite):
         self, capabilities: Capabilities, level: str, seed: int
     ) -> Iterator[ArrayCase]:
         declared = [dtype for dtype in _DTYPES if dtype in capabilities.dtypes]
-        calls = [
+        moving = (
             (rule, moved(call, declared[0], seed)) for rule, call in self.calls(level)
-        ]
+        )
+        calls = _in_sizes_of(capabilities, moving)
         first = calls[0][1]
         for rule, call in calls:
             if call.features <= capabilities.features:
@@ -118,6 +121,26 @@ class ArraySuite(Suite):
                 for name in sorted(operation.kind.features.keys() - used)
             },
         }
+
+
+def _in_sizes_of(
+    capabilities: Capabilities, calls: Iterable[tuple[str, ArrayCall]]
+) -> list[tuple[str, ArrayCall]]:
+    """Brings calls to declared sizes, without those that are none in such."""
+    found: dict[tuple[str, ArrayCall], None] = {}  # they may be alike now
+    for rule, call in calls:
+        other = fitted(call, capabilities)
+        if other == call or _is_legal(other):
+            found.setdefault((rule, other))
+    return [*found]
+
+
+def _is_legal(call: ArrayCall) -> bool:
+    try:
+        call.features  # noqa: B018  # asks the kind for a request
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _one_of_each(
