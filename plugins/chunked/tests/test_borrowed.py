@@ -311,6 +311,37 @@ def test_an_offset_that_nothing_needs_and_axes_that_are_missing_are_taken():
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_numbers_beyond_float32_are_the_largest_of_it(dtype):
+    """A usual filling of masks, with x64: -inf would empty the row."""
+
+    def kernel(query, key, value, *, bias, softmax_aux, **given):
+        bias, sinks = (x.astype(jnp.float32) for x in (bias, softmax_aux))
+        return vanilla(query, key, value, bias=bias, softmax_aux=sinks, **given)
+
+    with jax.enable_x64(True):
+        q, k, v = (x.astype(dtype) for x in (Q, KEYS, VALUES))
+        lowest = jnp.finfo("float64").min
+        # Row 0 sees one key: nothing is as low, or as high, as something else.
+        bias = jnp.zeros((T, S)).at[0].set(lowest)
+        sinks = jnp.full((H,), -jnp.inf).at[1].set(-lowest)
+
+        def found(call):
+            def run(q, k, v, bias, sinks):
+                given = {"bias": bias, "softmax_aux": sinks, "softmax_scale": 0.3}
+                return call(q, k, v, causal=True, q_offset=0, **given)[0]
+
+            output, pull = jax.vjp(run, q, k, v, bias, sinks)
+            return output, *pull(jnp.ones_like(output))
+
+        for one, other in zip(
+            found(borrow_backward(kernel)), found(vanilla), strict=True
+        ):
+            np.testing.assert_allclose(
+                np.asarray(one, float), np.asarray(other, float), rtol=2e-2, atol=1e-5
+            )
+
+
 def test_a_row_whose_bias_hides_all_has_no_gradient_beside_that_of_sinks():
     bias = jnp.zeros((1, 1, T, S)).at[:, :, 1].set(-jnp.inf)
     sinks = drawn(H, 2, seed=5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from switchax import ATTENTION, OperationMetadata
+from switchax import ATTENTION, Capabilities, OperationMetadata
 
 from .attend import attend, prepared
 from .kernel import gradients
@@ -30,6 +31,12 @@ _ARRAYS = (
     "softmax_aux",
 )
 _STATIC = ("softmax_scale", "causal", "window", "logits_soft_cap")
+# Nothing of a call is brought to another form, but what core does to all.
+_ALL = Capabilities(
+    platforms={"any"},
+    dtypes={"float32", "bfloat16", "float16", "float64"},
+    features=set(ATTENTION.features),
+)
 _NEUTRAL: dict[str, Any] = {
     **dict.fromkeys(_ARRAYS),
     "causal": False,
@@ -60,8 +67,9 @@ def borrow_backward(
         forward: Of query, key and value, and by keyword of exactly those of the
             arguments below that were given, options as Python's own numbers; returns
             the output, `[batch, q_len, heads, v_head_dim]` or as `layout` says, and
-            lse, `[batch, heads, q_len]`, the natural logarithm in float32, of the sinks
-            too. Rows that see nothing give 0 and -inf.
+            lse, `[batch, heads, q_len]`, the natural logarithm in float32 (float64 for
+            float64, or gradients are no better), of the sinks too. Rows that see
+            nothing give 0 and -inf.
         layout: "bthd" or "bhtd", of query, key, value and output.
 
     Returns:
@@ -72,7 +80,9 @@ def borrow_backward(
         no offset is 0. Operands that lie on Explicit axes of a mesh are for core, or a
         `shard_map`, to split.
         It returns the output in query's dtype, and lse. Its gradients are those of
-        query, key, value, bias and softmax_aux, by the cotangents of both.
+        query, key, value, bias and softmax_aux, by the cotangents of both. One that is
+        inf or NaN does not reach keys from a row whose output is 0 and whose lse is
+        that of its sinks, within 1e-5: it sees nothing.
 
     Raises:
         TypeError: If an argument is none of those: what it does cannot be known. So
@@ -130,7 +140,7 @@ def borrow_backward(
 def _bound(
     layout: str, operands: tuple[Any, Any, Any], given: dict[str, Any]
 ) -> tuple[list[Array], dict[str, Any], dict[str, Any]]:
-    """Checks a call as core does.
+    """Checks and normalises a call as core does.
 
     Returns:
         Query, key and value; of what was given what is static, as Python's own numbers;
@@ -140,15 +150,14 @@ def _bound(
     # Without an offset a forward method has rows that are aligned at key 0.
     call |= {"q_offset": 0, **given, "layout": layout}
     bound = ATTENTION.bind("borrow_backward", call, OperationMetadata())
-    arrays = dict(bound.arrays)
+    plan = ATTENTION.plan(bound.request, dataclasses.replace(_ALL, layouts=(layout,)))
+    arrays, options = ATTENTION.operands(bound, plan)
     qkv = [arrays.pop(name) for name in _OPERANDS]
-    found = {name: getattr(bound.request, name) for name in _STATIC if name in given}
+    found = {name: options[name] for name in _STATIC if name in given}
     static = {name: x for name, x in found.items() if x is not None}
-    if "q_offset" in given and "q_offset" not in arrays:
-        static["q_offset"] = getattr(bound.request, "q_offset", None) or 0
-    for name in {"bias", "mask"} & arrays.keys():
-        shape = arrays[name].shape
-        arrays[name] = arrays[name].reshape((1,) * (4 - len(shape)) + shape)
+    offset = arrays.pop("q_offset")
+    if "q_offset" in given:
+        (static if isinstance(offset, int) else arrays)["q_offset"] = offset
     return qkv, static, arrays
 
 
