@@ -109,6 +109,11 @@ def scale_ignored(turn, x, positions, options):
     return turn(x, positions, **{**options, "scale": 1.0})
 
 
+def second_block_not_turned(turn, x, positions, options):
+    number = jnp.arange(x.shape[1])[:, None, None]
+    return jnp.where(number < 128, turn(x, positions, **options), x)
+
+
 def scaled_ones_are_not_interleaved(turn, x, positions, options):
     interleaved = options["interleaved"] and options["scale"] == 1.0
     return turn(x, positions, **{**options, "interleaved": interleaved})
@@ -167,20 +172,45 @@ LIMITS = [
     {"limits": {"heads": 1, "length": 1}, "dtypes": {"float16"}},
     {"multiples": {"head_dim": 64}, "dtypes": {"float32"}},
     {"multiples": {"length": 16}, "limits": {"head_dim": 4}, "dtypes": {"bfloat16"}},
+    {"multiples": {"length": 128}, "dtypes": {"float32", "float64"}},
 ]
+
+
+ALL = "interleaved", "partial", "scale"
 
 
 @pytest.mark.parametrize("declared", LIMITS, ids=str)
 def test_calls_come_in_the_sizes_that_are_declared(declared):
-    """Right ones pass with nothing refused; wrong ones are found."""
-    right = broken(turned_as_asked, "float32", "interleaved", "partial", "scale")
-    wrong = broken(scale_ignored, "float32", "interleaved", "partial", "scale")
-    for cls in (right, wrong):
-        cls.capabilities = dataclasses.replace(cls.capabilities, **declared)
+    right = declaring(broken(turned_as_asked, "float32", *ALL), declared)
     report = conform(right)
     assert report.passed, str(report)
     assert not sum(result.refused for result in report.results)
-    assert conform(wrong, max_failures=1).failures[0].rule == "RO5"
+
+
+STEPS = {"limits": {"length": 1}}
+BLOCKS = {"multiples": {"length": 128}}
+
+
+@pytest.mark.parametrize(
+    ("rule", "operation", "declared"),
+    [
+        ("RO5", broken(scale_ignored, "float32", *ALL), {"limits": {"batch": 1}}),
+        ("RO3", broken(never_interleaved, "float32", "interleaved"), STEPS),
+        ("RO4", broken(frequencies_of_the_whole_head, "float32", "partial"), STEPS),
+        ("RO5", broken(scale_ignored, "float32", "scale"), STEPS),
+        ("RO1", broken(second_block_not_turned), BLOCKS),
+    ],
+    ids=lambda value: getattr(value, "mistake", str(value)),
+)
+def test_a_mistake_is_found_in_the_sizes_that_are_declared(rule, operation, declared):
+    (failure,) = conform(declaring(operation, declared), max_failures=1).failures
+    assert failure.rule == rule, str(failure)
+
+
+def declaring(operation, declared):
+    """The operation with other capabilities."""
+    capabilities = dataclasses.replace(operation.capabilities, **declared)
+    return type(operation.__name__, (operation,), {"capabilities": capabilities})
 
 
 def test_products_depend_on_distances_alone():

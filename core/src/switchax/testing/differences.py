@@ -14,7 +14,9 @@ __all__ = ["curvature", "slope"]
 _STEP = 2.0**-8
 
 
-def slope(along: Callable[[float], Any], step: float = _STEP) -> tuple[Any, float]:
+def slope(
+    along: Callable[[float], Any], step: float = _STEP, size: float = 1.0
+) -> tuple[Any, float]:
     """Returns the derivative of a float64 function at 0, and how far off it may be.
 
     By central differences of two steps and Richardson's extrapolation.
@@ -22,6 +24,7 @@ def slope(along: Callable[[float], Any], step: float = _STEP) -> tuple[Any, floa
     Args:
         along: From a number to an array or number.
         step: The larger of the two.
+        size: Of what a value is a sum of, the Euclidean norm: each is rounded.
 
     References:
         Lewis Fry Richardson, "The approximate arithmetical solution by finite
@@ -31,7 +34,7 @@ def slope(along: Callable[[float], Any], step: float = _STEP) -> tuple[Any, floa
     def difference(by: float) -> Any:
         return (np.asarray(along(by)) - along(-by)) / (2 * by)
 
-    rounding = np.abs(along(0.0)).max(initial=1) / step
+    rounding = np.abs(along(0.0)).max(initial=max(size, 1.0)) / step
     return _extrapolated(difference, rounding, step)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -117,11 +118,13 @@ class RotarySuite(ArraySuite):
             yield "RO2", RotaryCall(places=places)
         yield "RO2", RotaryCall(length=1, places="mixed")  # a step of decoding
         yield "RO2", RotaryCall(batch=5, places="mixed")
-        yield "RO3", RotaryCall(pairing="interleaved")
-        yield "RO4", RotaryCall(rotary_dim=4)
-        yield "RO4", RotaryCall(rotary_dim=2, head_dim=7)
-        yield "RO4", RotaryCall(rotary_dim=4, pairing="interleaved")
-        yield "RO5", RotaryCall(scale=0.25)
+        # Not from 0 on, where a single token would not be turned at all.
+        later = functools.partial(RotaryCall, places="later")
+        yield "RO3", later(pairing="interleaved")
+        yield "RO4", later(rotary_dim=4)
+        yield "RO4", later(rotary_dim=2, head_dim=7)
+        yield "RO4", later(rotary_dim=4, pairing="interleaved")
+        yield "RO5", later(scale=0.25)
         yield "RO5", RotaryCall(scale=0.25, rotary_dim=4, places="mixed")
         yield "RO5", RotaryCall(scale=0.25, pairing="interleaved", places="mixed")
         yield "RO6", RotaryCall(places="far")

@@ -110,6 +110,8 @@ def moved(call: Any, dtype: str, seed: int = 0) -> Any:
 def fitted(call: Any, capabilities: Capabilities) -> Any:
     """Returns the call in sizes that an operation declares.
 
+    What is longer than it is by default stays longer than one of the multiples.
+
     Args:
         call: Its fields that are named as `sizes` of the kind are such.
         capabilities: Of the operation.
@@ -117,12 +119,12 @@ def fitted(call: Any, capabilities: Capabilities) -> Any:
     sizes = {}
     for field in dataclasses.fields(call):
         if field.name in call.kind.sizes:
-            size, of = (
-                getattr(call, field.name),
-                capabilities.multiples.get(field.name, 1),
-            )
+            size = getattr(call, field.name)
+            of = capabilities.multiples.get(field.name, 1)
             limit = capabilities.limits.get(field.name, math.inf)
-            size = min(-(-size // of) * of, limit)
+            is_long = isinstance(field.default, int) and size > field.default
+            blocks = max(-(-size // of), 2 if is_long and of > 1 else 0)
+            size = min(blocks * of, limit)
             sizes[field.name] = int(size - size % of)
     return dataclasses.replace(call, **sizes)
 

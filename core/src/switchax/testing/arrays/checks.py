@@ -119,6 +119,7 @@ class Subject:
             text = f"d_{name} has shape {gradient.shape}, not {array.shape}"
             return Finding(math.inf, text, rule, f"d_{name}")
         slopes, doubt, found = [], 0.0, []
+        size = _norm_of_terms(cotangents, call.expected())
         for number in range(_DIRECTIONS):
             direction = _direction(call, name, number)
 
@@ -126,7 +127,7 @@ class Subject:
                 moved = array.astype("float64") + step * direction
                 return _product(cotangents, call.expected(**{name: moved}))
 
-            expected, off = slope(along)
+            expected, off = slope(along, size=size)
             slopes.append(float(expected))
             doubt = max(doubt, off)
             found.append(float((gradient * direction).sum()))
@@ -153,6 +154,14 @@ def _cotangents(call: ArrayCall) -> list[Any]:
 def _product(cotangents: list[Any], outputs: Any) -> float:
     pairs = zip(cotangents, jax.tree.leaves(outputs), strict=True)
     return sum(float((c.astype("float64") * out).sum()) for c, out in pairs)
+
+
+def _norm_of_terms(cotangents: list[Any], outputs: Any) -> float:
+    """Returns the Euclidean norm of what `_product` adds up."""
+    pairs = zip(cotangents, jax.tree.leaves(outputs), strict=True)
+    return math.sqrt(
+        sum(float(((c.astype("float64") * out) ** 2).sum()) for c, out in pairs)
+    )
 
 
 def _traced(arrays: Arrays) -> Arrays:
@@ -341,7 +350,8 @@ def check_forward_mode(subject: Subject) -> Finding:
         wanted, doubt = slope(
             lambda step: _product(
                 cotangents, call.expected(**{name: array + step * wide})
-            )
+            ),
+            size=_norm_of_terms(cotangents, call.expected()),
         )
         got = _product(
             cotangents, jax.tree.map(lambda t: np.asarray(t, "float64"), found)

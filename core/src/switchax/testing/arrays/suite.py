@@ -43,9 +43,10 @@ class ArraySuite(Suite):
         """Yields calls with the rule that each is about, the simplest first.
 
         The first uses no feature. For each feature of the kind there should be one
-        that uses no other. Of each option some values should come in the same shape, so
-        that what an operation keeps by shape is found. Those of the rule of "precision"
-        are asked in every dtype, and at level "full" all.
+        that uses no other, and that shows where sizes are small. Of each option some
+        values should come in the same shape, so that what an operation keeps by shape
+        is found. Those of the rule of "precision" are asked in every dtype, and at
+        level "full" all.
 
         Args:
             level: "quick" or "full".
