@@ -167,19 +167,21 @@ def test_the_snippet_of_a_failure_runs(capsys):
     assert capsys.readouterr().out.startswith("wrong: ")
 
 
-LIMITS = [
-    {"limits": {"batch": 1}},
-    {"limits": {"heads": 1, "length": 1}, "dtypes": {"float16"}},
-    {"multiples": {"head_dim": 64}, "dtypes": {"float32"}},
-    {"multiples": {"length": 16}, "limits": {"head_dim": 4}, "dtypes": {"bfloat16"}},
-    {"multiples": {"length": 128}, "dtypes": {"float32", "float64"}},
-]
-
-
+LIMITS = {
+    "one sample": {"limits": {"batch": 1}},
+    "a token": {"limits": {"heads": 1, "length": 1}, "dtypes": {"float16"}},
+    "wide": {"multiples": {"head_dim": 64}, "dtypes": {"float32"}},
+    "narrow": {
+        "multiples": {"length": 16},
+        "limits": {"head_dim": 4},
+        "dtypes": {"bfloat16"},
+    },
+    "blocks": {"multiples": {"length": 128}, "dtypes": {"float32", "float64"}},
+}
 ALL = "interleaved", "partial", "scale"
 
 
-@pytest.mark.parametrize("declared", LIMITS, ids=str)
+@pytest.mark.parametrize("declared", LIMITS.values(), ids=LIMITS)
 def test_calls_come_in_the_sizes_that_are_declared(declared):
     right = declaring(broken(turned_as_asked, "float32", *ALL), declared)
     report = conform(right)
