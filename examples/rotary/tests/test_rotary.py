@@ -114,6 +114,44 @@ def second_block_not_turned(turn, x, positions, options):
     return jnp.where(number < 128, turn(x, positions, **options), x)
 
 
+def interleaved_ones_have_the_usual_base(turn, x, positions, options):
+    base = 10000.0 if options["interleaved"] else options["base"]
+    return turn(x, positions, **{**options, "base": base})
+
+
+def scale_in_the_dtype_of_x(turn, x, positions, options):
+    scale = float(np.asarray(options["scale"], x.dtype))
+    return turn(x, positions, **{**options, "scale": scale})
+
+
+def constant_for_a_second_derivative(turn, x, positions, options):
+    @jax.custom_vjp
+    def run(x, positions):
+        return turn(x, positions, **options)
+
+    def back(positions, cotangent):
+        return turn(jax.lax.stop_gradient(cotangent), -positions, **options), None
+
+    run.defvjp(lambda x, positions: (run(x, positions), positions), back)
+    return run(x, positions)
+
+
+def places_of_the_first_under_vmap(turn, x, positions, options):
+    @jax.custom_batching.custom_vmap
+    def run(x, positions):
+        return turn(x, positions, **options)
+
+    @run.def_vmap
+    def rule(size, is_mapped, x, positions):
+        places = positions[0] if is_mapped[1] else positions
+        each = jax.vmap(
+            lambda x: turn(x, places, **options), 0 if is_mapped[0] else None
+        )
+        return each(x) if is_mapped[0] else jnp.stack([run(x, places)] * size), True
+
+    return run(x, positions)
+
+
 def scaled_ones_are_not_interleaved(turn, x, positions, options):
     interleaved = options["interleaved"] and options["scale"] == 1.0
     return turn(x, positions, **{**options, "interleaved": interleaved})
@@ -201,6 +239,18 @@ BLOCKS = {"multiples": {"length": 128}}
         ("RO4", broken(frequencies_of_the_whole_head, "float32", "partial"), STEPS),
         ("RO5", broken(scale_ignored, "float32", "scale"), STEPS),
         ("RO1", broken(second_block_not_turned), BLOCKS),
+        (
+            "RO3",
+            broken(interleaved_ones_have_the_usual_base, "float32", "interleaved"),
+            {},
+        ),
+        ("RO5", broken(scale_in_the_dtype_of_x, "bfloat16", "scale"), {}),
+        ("RO9", broken(constant_for_a_second_derivative), {"forward_mode": False}),
+        (
+            "RO9",
+            broken(places_of_the_first_under_vmap),
+            {"differentiable": (), "forward_mode": False, "second_order": False},
+        ),
     ],
     ids=lambda value: getattr(value, "mistake", str(value)),
 )
@@ -213,6 +263,12 @@ def declaring(operation, declared):
     """The operation with other capabilities."""
     capabilities = dataclasses.replace(operation.capabilities, **declared)
     return type(operation.__name__, (operation,), {"capabilities": capabilities})
+
+
+def test_sizes_that_no_call_has_are_an_error():
+    operation = declaring(broken(turned_as_asked), {"limits": {"head_dim": 1}})
+    with pytest.raises(ValueError, match="expected a call that fits what is declared"):
+        conform(operation)
 
 
 def test_products_depend_on_distances_alone():

@@ -373,17 +373,24 @@ def check_second_order(subject: Subject) -> Finding:
         direction, cotangents = _direction(call, name), _cotangents(call)
         tangent = jnp.asarray(direction.astype(call.dtype))
 
+        # The loss has a square, so that what is linear has a second derivative too.
         def along(x: Any) -> Any:
-            gradient = subject.gradients({**arrays, name: x}, cotangents)[1][name]
+            given = {**arrays, name: x}
+            outputs = jax.tree.leaves(subject.output(given))
+            pairs = zip(cotangents, outputs, strict=True)
+            pulled = [jnp.asarray(c) + out.astype(c.dtype) for c, out in pairs]
+            gradient = subject.gradients(given, pulled)[1][name]
             return (gradient * tangent).sum()
+
+        def loss(step: float) -> float:
+            moved = {name: array + step * direction}
+            outputs = jax.tree.leaves(call.expected(**moved))
+            squares = sum(float((out**2).sum()) for out in outputs)
+            return _product(cotangents, outputs) + squares / 2
 
         found = np.asarray(jitted(jax.grad(along))(arrays[name])).astype("float64")
         array = call.arrays()[name].astype("float64")
-        wanted, doubt = curvature(
-            lambda step: _product(
-                cotangents, call.expected(**{name: array + step * direction})
-            )
-        )
+        wanted, doubt = curvature(loss)
         largest = max(float(np.abs(found).max(initial=0)), 1.0)
         limit = 4 * _SPREAD * call.allowed() * largest + doubt
         error = abs(float((found * direction).sum()) - float(wanted)) / limit

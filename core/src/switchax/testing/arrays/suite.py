@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 
 from switchax.capabilities import Capabilities
+from switchax.checks import fail_value
 from switchax.operation import BaseOperation
 from switchax.testing.suite import Suite
 
@@ -18,7 +19,6 @@ from .cases import ROLES, ArrayCase
 
 __all__ = ["ROLES", "ArraySuite"]
 
-_NARROW = ("bfloat16", "float16")
 _DTYPES = ("float32", "bfloat16", "float16", "float64")  # the first is asked most
 
 
@@ -66,32 +66,47 @@ class ArraySuite(Suite):
             (rule, moved(call, declared[0], seed)) for rule, call in self.calls(level)
         )
         calls = _in_sizes_of(capabilities, moving)
-        first = calls[0][1]
+        first = self._first(capabilities, calls)
         for rule, call in calls:
             if call.features <= capabilities.features:
                 yield self._case(rule, call)
         for dtype in declared[1:]:
             for rule, call in calls:
                 asked = level == "full" or rule == self.roles["precision"]
-                asked |= dtype in _NARROW and bool(call.features)
+                asked |= bool(call.features) or call is first
                 other = moved(call, dtype)
-                if (asked or call is first) and call.features <= capabilities.features:
+                if asked and call.features <= capabilities.features:
                     yield self._case(self.roles["precision"], other)
-        yield from self._refusals(capabilities, calls)
+        yield from self._refusals(capabilities, calls, first)
         yield self._case(self.roles["refusal"], first, "keywords")
         yield self._case(self.roles["gradient"], first, "underivable")
         role = self.roles["transforms"]
         checks = ["transforms", "forward mode", "second order"]
         checks += ["mesh"] if jax.device_count() > 1 else []
-        for call in (first, *_one_of_each(capabilities, calls)):
+        for call in dict.fromkeys((first, *_one_of_each(capabilities, calls))):
             for check in checks:
                 yield self._case(role, call, check)
         yield self._case(role, first, "in turn")
 
-    def _refusals(
+    def _first(
         self, capabilities: Capabilities, calls: list[tuple[str, ArrayCall]]
+    ) -> ArrayCall:
+        """The first call that uses nothing but what is declared."""
+        for _, call in calls:
+            if call.features <= capabilities.features:
+                return call
+        sizes = {**capabilities.multiples, **capabilities.limits}
+        todo = "declare less narrow sizes, or let `calls` yield one that fits them"
+        rule, got = "a call that fits what is declared", f"none for {sizes}"
+        raise fail_value(type(self).__name__, rule, got, todo)
+
+    def _refusals(
+        self,
+        capabilities: Capabilities,
+        calls: list[tuple[str, ArrayCall]],
+        first: ArrayCall,
     ) -> Iterator[ArrayCase]:
-        role, first = self.roles["refusal"], calls[0][1]
+        role = self.roles["refusal"]
         for _, call in calls:
             if len(call.features - capabilities.features) == 1:
                 yield self._case(role, call, "refused")
@@ -136,6 +151,12 @@ def _in_sizes_of(
     return [*found]
 
 
+def _varies(call: ArrayCall) -> bool:
+    """Whether all arrays are others by another seed."""
+    others = moved(call, call.dtype, 1).arrays()
+    return all((x != others[name]).any() for name, x in call.arrays().items())
+
+
 def _is_legal(call: ArrayCall) -> bool:
     try:
         call.features  # noqa: B018  # asks the kind for a request
@@ -147,10 +168,14 @@ def _is_legal(call: ArrayCall) -> bool:
 def _one_of_each(
     capabilities: Capabilities, calls: list[tuple[str, ArrayCall]]
 ) -> list[ArrayCall]:
-    """The first call of each declared feature, by itself where there is such a one."""
+    """The first call of no feature, and of each declared one, best by itself.
+
+    Best one whose arrays are all others by another seed: under vmap, what takes that of
+    one call for all is then seen.
+    """
     found: dict[str, ArrayCall] = {}
-    for _, call in sorted(calls, key=lambda pair: len(pair[1].features)):
-        if call.features <= capabilities.features:
-            for feature in call.features:
-                found.setdefault(feature, call)
+    declared = [call for _, call in calls if call.features <= capabilities.features]
+    for call in sorted(declared, key=lambda x: (len(x.features), not _varies(x))):
+        for feature in call.features or ("",):
+            found.setdefault(feature, call)
     return list(dict.fromkeys(found.values()))
