@@ -227,6 +227,13 @@ def test_calls_come_in_the_sizes_that_are_declared(declared):
     assert not sum(result.refused for result in report.results)
 
 
+@pytest.mark.parametrize("seed", [8, 18, 19])  # whose terms cancel
+def test_second_derivatives_of_small_calls_are_held_to_what_differences_are(seed):
+    small = {"limits": {"length": 1, "heads": 1}, "dtypes": {"float64"}}
+    report = conform(declaring(broken(turned_as_asked), small), seed=seed)
+    assert report.passed, str(report)
+
+
 STEPS = {"limits": {"length": 1}}
 BLOCKS = {"multiples": {"length": 128}}
 

@@ -38,14 +38,14 @@ def slope(
     return _extrapolated(difference, rounding, step)
 
 
-def curvature(along: Callable[[float], Any]) -> tuple[Any, float]:
+def curvature(along: Callable[[float], Any], size: float = 1.0) -> tuple[Any, float]:
     """Returns the second derivative likewise; see `slope`."""
     middle = np.asarray(along(0.0))
 
     def difference(by: float) -> Any:
         return (along(by) - 2 * middle + along(-by)) / by**2
 
-    rounding = np.abs(middle).max(initial=1) / _STEP**2
+    rounding = np.abs(middle).max(initial=max(size, 1.0)) / _STEP**2
     return _extrapolated(difference, rounding, _STEP)
 
 
