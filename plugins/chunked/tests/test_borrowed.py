@@ -342,6 +342,27 @@ def test_numbers_beyond_float32_are_the_largest_of_it(dtype):
             )
 
 
+def still(*operands, **given):
+    """A forward pass whose own derivative is wrong."""
+    return jax.lax.stop_gradient(vanilla(*operands, **given))
+
+
+@pytest.mark.parametrize("forward", [vanilla, still])
+@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("by", [0, 1], ids=["query", "cotangent"])
+def test_a_second_derivative_is_refused(forward, outer, by):
+    def slope(query, cotangent):
+        def loss(query):
+            output, _ = borrow_backward(forward)(query, KEYS, VALUES, softmax_scale=0.3)
+            return (output * cotangent).sum()
+
+        return jax.grad(loss)(query)
+
+    slope(Q, COTANGENT)
+    with pytest.raises(switchax.UnsupportedError, match="got a second derivative"):
+        outer(slope, by)(Q, COTANGENT)
+
+
 def test_a_row_whose_bias_hides_all_has_no_gradient_beside_that_of_sinks():
     bias = jnp.zeros((1, 1, T, S)).at[:, :, 1].set(-jnp.inf)
     sinks = drawn(H, 2, seed=5)

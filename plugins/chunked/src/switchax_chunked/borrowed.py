@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from switchax import ATTENTION, Capabilities, OperationMetadata
+from switchax import ATTENTION, Capabilities, OperationMetadata, UnsupportedError
 
 from .attend import attend, prepared
 from .kernel import gradients
@@ -55,7 +55,7 @@ def borrow_backward(
 
     The backward pass is plain JAX by blocks, in memory that grows as the operands do:
     it computes the weights anew from lse. It is right for whatever `forward` computes
-    in the sense of the contract; second derivatives are not supported. Let `forward`
+    in the sense of the contract; second derivatives are refused. Let `forward`
     return its output in float32: one that is rounded to bfloat16 or float16 cannot be
     used, since its rounding would be in every gradient, and is computed anew, by blocks
     too.
@@ -92,8 +92,9 @@ def borrow_backward(
             returns, if `forward` returns no pair of floating arrays, or an lse in
             half precision.
         ValueError: If `layout` is another; as `switchax.attention` raises, for instance
-            for a window whose sides leave int32; from the function it returns, if what
-            `forward` returns has another shape.
+            for a window whose sides are beyond all lengths; from the function it
+            returns, if what `forward` returns has another shape.
+        UnsupportedError: If a gradient is differentiated.
     """
     if layout not in ("bthd", "bhtd"):
         raise ValueError(
@@ -110,10 +111,14 @@ def borrow_backward(
             )
         given = {n: x for n, x in given.items() if x is not None}
         if "softmax_scale" not in given:
-            raise TypeError("borrow_backward: expected softmax_scale, got none")
+            raise TypeError(
+                "borrow_backward: expected softmax_scale, got none; a kernel is told "
+                "it, for example head_dim ** -0.5"
+            )
         qkv, static, arrays = _bound(layout, (query, key, value), given)
         query, key, value, arrays = varying_alike((*qkv, arrays))
 
+        @_differentiated_once
         def called(query: Array, key: Array, value: Array, arrays: Any) -> Any:
             found = forward(query, key, value, **static, **arrays)
             return _checked(layout, found, query, value)
@@ -127,6 +132,7 @@ def borrow_backward(
             output, lse = called(*operands)
             return (output.astype(query.dtype), lse), (operands, output, lse)
 
+        @_differentiated_once
         def run_backward(residuals: Any, cotangents: Any) -> Any:
             operands, output, lse = residuals
             return _gradients(layout, static, operands, output, lse, *cotangents)
@@ -135,6 +141,20 @@ def borrow_backward(
         return run(query, key, value, arrays)
 
     return with_gradients
+
+
+def _differentiated_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses a derivative of what a first derivative is made of."""
+    guarded = jax.custom_jvp(function)
+
+    @guarded.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise UnsupportedError(
+            "borrow_backward: expected first derivatives in reverse mode, got a second "
+            "derivative; use an operation that declares second_order, such as 'vanilla'"
+        )
+
+    return guarded
 
 
 def _bound(
