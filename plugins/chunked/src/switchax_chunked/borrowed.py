@@ -58,7 +58,7 @@ def borrow_backward(
     in the sense of the contract; second derivatives are refused. Let `forward`
     return its output in float32: one that is rounded to bfloat16 or float16 cannot be
     used, since its rounding would be in every gradient, and is computed anew, by blocks
-    too.
+    too. Policies of `jax.checkpoint` do not look into `forward`.
 
         attend = borrow_backward(my_kernel, layout="bhtd")
         output, lse = attend(query, key, value, softmax_scale=0.125, causal=True)
@@ -94,7 +94,8 @@ def borrow_backward(
         ValueError: If `layout` is another; as `switchax.attention` raises, for instance
             for a window whose sides are beyond all lengths; from the function it
             returns, if what `forward` returns has another shape.
-        UnsupportedError: If a gradient is differentiated.
+        UnsupportedError: If a gradient is differentiated, even if nothing comes of it:
+            `stop_gradient` goes around its operands.
     """
     if layout not in ("bthd", "bhtd"):
         raise ValueError(
@@ -151,7 +152,8 @@ def _differentiated_once(function: Callable[..., Any]) -> Callable[..., Any]:
     def refuse(primals: Any, tangents: Any) -> Any:
         raise UnsupportedError(
             "borrow_backward: expected first derivatives in reverse mode, got a second "
-            "derivative; use an operation that declares second_order, such as 'vanilla'"
+            "derivative; put stop_gradient around the operands of the inner one, or "
+            "use an operation that declares second_order, such as 'vanilla'"
         )
 
     return guarded
