@@ -222,6 +222,16 @@ def test_options_that_are_traced_are_an_error(name, said, transform):
         transform(run)(jnp.ones(3))
 
 
+@pytest.mark.parametrize("name", ["softmax_scale", "logits_soft_cap"])
+def test_the_gradient_of_an_option_is_an_error(name):
+    def run(option):
+        given = {"softmax_scale": 1.0, name: option}
+        return borrow_backward(forward_only)(Q, KEYS, VALUES, **given)[0].sum()
+
+    with pytest.raises(TypeError, match=f"^borrow_backward: expected {name}"):
+        jax.grad(run)(0.3)
+
+
 EIGHT_BITS = np.int8(100), np.uint8(2)
 OPTIONS = {
     "of numpy": {
