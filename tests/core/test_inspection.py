@@ -87,6 +87,17 @@ def test_spills_of_the_hot_block_are_counted(dumps):
     assert (kernel.hot.first, kernel.hot.spills, kernel.hot.floor) == (3, 3, 2)
 
 
+def test_a_loop_within_is_hotter_than_what_has_more_work_around_it(dumps):
+    path = dumps / "17-switchax.k.1-72-final_bundles.txt"
+    path.write_text(BUNDLES.replace("0x5   : > {", "0x5 LB: >> {"))
+    units = dumps / "17-switchax.k.1-70-final_hlo-static-per-bundle-utilization.txt"
+    (kernel,) = read_schedules(dumps)  # that of a loop with little of it is not
+    assert (kernel.hot.first, kernel.hot.bundles, kernel.hot.depth) == (1, 2, 1)
+    units.write_text(UTILISATION.replace("1 4 0 0", "2 4 0 0"))
+    (kernel,) = read_schedules(dumps)
+    assert (kernel.hot.first, kernel.hot.bundles, kernel.hot.depth) == (5, 1, 2)
+
+
 def test_what_was_there_before_is_left_out(dumps):
     assert read_schedules(dumps, frozenset(dumps.iterdir())) == []
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ __all__ = ["MATRIX", "Block", "KernelSchedule", "read_schedules"]
 MATRIX = "MATMUL"
 """The unit by whose work the hot block is found."""
 _SPILLS = ("VSTORE:SPILL", "VLOAD:FILL")
-_NEARLY = 0.9  # of the most matrix work: blocks of the same tile, masked and not
+_MUCH = 0.5  # of the most matrix work: no loop is hot that has less
+_NEARLY = 0.9  # of the most in those loops: blocks of the same tile, masked and not
 
-_BUNDLE = re.compile(r"^\s*(?:0x)?([0-9a-f]+)\s+(?:(LH|LB|LE|PB|PF|CT)\s*)?:")
+_BUNDLE = re.compile(r"^\s*(?:0x)?([0-9a-f]+)\s+(?:(LH|LB|LE|PB|PF|CT)\s*)?:\s*(>*)")
 _ENTRY = re.compile(r"/\* entry bundle: %(\S+) = .*custom-call")
 _ALLOCATION = re.compile(
     r"#allocation\w+ \[shape = '([^']*)', space=(\w+), size = 0x([0-9a-f]+)"
@@ -38,12 +39,14 @@ class Block:
     Attributes:
         first: Address of the first.
         bundles: How many; each takes a cycle, and longer where it waits.
+        depth: How many loops it is in.
         used: Slots that they occupy, by unit.
         capacity: Slots of one bundle, by unit.
     """
 
     first: int
     bundles: int
+    depth: int
     used: dict[str, int]
     capacity: dict[str, int]
 
@@ -75,8 +78,8 @@ class KernelSchedule:
         name: As in the compiled program.
         bundles: All of them, in the order of addresses.
         vmem: Bytes of vector memory that it allocates, windows of operands included.
-        hot: The block that does a full tile: of those with the most matrix work, the
-            shortest.
+        hot: The block that does a full tile: of the innermost loops with much matrix
+            work, of the blocks with the most of it, the shortest.
         units: Names of the columns of `rows`.
         rows: Slots that each bundle of `hot` occupies, by unit.
     """
@@ -125,47 +128,68 @@ def read_schedules(
         if "schedule-analysis" in path.name or path in but:
             continue
         with path.open(encoding="utf-8", errors="replace") as lines:
-            name, cuts = _parts(lines)
+            name, cuts, depths = _parts(lines)
         if name:
-            found.append(_schedule(path, name, cuts))
+            found.append(_schedule(path, name, cuts, depths))
     return found
 
 
-def _parts(lines: Iterable[str]) -> tuple[str, list[int]]:
-    """Returns the kernel's name, "" for XLA's own, and where blocks begin."""
-    name, cuts = "", {0}
+def _parts(lines: Iterable[str]) -> tuple[str, list[int], dict[int, int]]:
+    """Reads a kernel.
+
+    Returns:
+        Its name, "" for XLA's own; where blocks begin; and in how many loops bundles
+        are, by address: those that do nothing do not say it.
+    """
+    name, cuts, depths = "", {0}, {}
     for line in lines:
         bundle = _BUNDLE.match(line)
         if bundle is None:
             continue
         address = int(bundle[1], 16)
+        depths[address] = len(bundle[3])
         if bundle[2]:
             cuts.add(address)
         if "sbr.rel" in line:  # a branch ends the block after its own bundle
             cuts.add(address + 1)
         entry = _ENTRY.search(line) if not name else None
         name = entry[1] if entry else name
-    return name, sorted(cuts)
+    return name, sorted(cuts), depths
 
 
-def _schedule(path: Path, name: str, cuts: Sequence[int]) -> KernelSchedule:
+def _schedule(
+    path: Path, name: str, cuts: Sequence[int], depths: Mapping[int, int]
+) -> KernelSchedule:
     kernel = re.sub(r"-\d+-final_bundles\.txt$", "", path.name)
     units, capacity, rows = _utilisation(_beside(path, kernel, _UTILISATION))
     starts = [cut for cut in cuts if cut < len(rows)]
     blocks = [
-        _block(units, capacity, rows, first, end)
+        _block(units, capacity, rows, first, end, depths)
         for first, end in zip(starts, [*starts[1:], len(rows)], strict=True)
     ]
-    most = max(block.used.get(MATRIX, 0) for block in blocks)
-    busy = [b for b in blocks if b.used.get(MATRIX, 0) >= _NEARLY * most]
-    hot = min(busy, key=lambda block: block.bundles) if most else max(busy, key=_size)
+    hot = _hot(blocks)
     vmem = _vmem(_beside(path, kernel, _REGISTERS))
     part = tuple(rows[hot.first : hot.first + hot.bundles])
     return KernelSchedule(name, len(rows), vmem, hot, units, part)
 
 
-def _size(block: Block) -> int:
-    return block.bundles
+def _hot(blocks: Sequence[Block]) -> Block:
+    """Returns the block that does a full tile; without matrix work the longest."""
+
+    def work(block: Block) -> int:
+        return block.used.get(MATRIX, 0)
+
+    def size(block: Block) -> int:
+        return block.bundles
+
+    most = max(map(work, blocks))
+    if most == 0:
+        return max(blocks, key=size)
+    # What fills and drains a pipeline is outside of its loop, and may have more work.
+    depth = max(block.depth for block in blocks if work(block) >= _MUCH * most)
+    inner = [block for block in blocks if block.depth == depth]
+    most = max(map(work, inner))
+    return min((b for b in inner if work(b) >= _NEARLY * most), key=size)
 
 
 def _beside(path: Path, kernel: str, stage: str) -> Path:
@@ -205,12 +229,15 @@ def _block(
     rows: Sequence[Sequence[int]],
     first: int,
     end: int,
+    depths: Mapping[int, int],
 ) -> Block:
     used = {
         unit: sum(row[column] for row in rows[first:end])
         for column, unit in enumerate(units)
     }
-    return Block(first, end - first, used, dict(zip(units, capacity, strict=True)))
+    depth = max(depths.get(address, 0) for address in range(first, end))
+    room = dict(zip(units, capacity, strict=True))
+    return Block(first, end - first, depth, used, room)
 
 
 def _vmem(path: Path) -> int:
