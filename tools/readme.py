@@ -72,7 +72,7 @@ def _lacking(operation: type[switchax.BaseOperation]) -> str:
     have = set(operation.capabilities.features)
     if "mask" in have:  # core folds the rest of visibility into the mask
         have |= {"segment_ids", "q_lengths", "kv_lengths", "causal", "window"}
-        have |= {"q_offset", "q_offset_per_batch"}
+        have |= {"q_offset", "q_offset_per_batch", "mask_pattern"}
     names = sorted(set(operation.kind.features) - have - {"gqa"})
     return ", ".join(names) or "nothing"
 

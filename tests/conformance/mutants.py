@@ -39,6 +39,7 @@ class Call:
     softmax_scale: float
     bias: jax.Array | None
     mask: jax.Array | None
+    mask_pattern: object | None
     q_segment_ids: jax.Array | None
     kv_segment_ids: jax.Array | None
     q_lengths: jax.Array | None

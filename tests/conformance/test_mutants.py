@@ -5,6 +5,7 @@ import inspect
 import re
 
 import jax
+import numpy as np
 import pytest
 
 from switchax import ATTENTION, BaseOperation
@@ -17,6 +18,7 @@ from .cache_mutants import CACHE_MUTANTS
 from .meeting_mutants import MEETING_MUTANTS
 from .mutants import MEETINGS, MUTANTS, Right, WideLeft
 from .narrow_mutants import NARROW_MUTANTS
+from .pattern_mutants import PATTERN_MUTANTS
 from .rare_mutants import RARE_MUTANTS
 from .serving_mutants import SERVING_MUTANTS
 from .shape_mutants import SHAPE_MUTANTS
@@ -92,7 +94,8 @@ def _forward_program(operation, call, dirty):
     arrays = {name: x for name, x in given.items() if isinstance(x, jax.Array)}
     forward = operation.forward_native
     program = jax.make_jaxpr(lambda x: forward(**{**given, **x}))(arrays)
-    return f"{program} {program.consts}"
+    consts = [np.asarray(x).tobytes() for x in program.consts]
+    return f"{program} {consts}"
 
 
 @pytest.mark.further  # minutes; where it fails, those in CI are found under other rules
@@ -120,6 +123,7 @@ def test_each_mutant_is_found_under_its_rule(mutant):
 
 MISTAKES = BLOCK_MUTANTS | RARE_MUTANTS | SHAPE_MUTANTS | MEETING_MUTANTS
 MISTAKES |= CACHE_MUTANTS | NARROW_MUTANTS | WAY_MUTANTS | SERVING_MUTANTS
+MISTAKES |= PATTERN_MUTANTS
 
 
 @each(MISTAKES)

@@ -12,6 +12,7 @@ from .standins import stand_in
 
 VISIBILITY = (
     "mask",
+    "mask_pattern",
     "q_segment_ids",
     "kv_segment_ids",
     "q_lengths",

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 import switchax
-from switchax import OperationMetadata, UnknownOperationError, UnsupportedError
+from switchax import (
+    MaskPattern,
+    OperationMetadata,
+    UnknownOperationError,
+    UnsupportedError,
+)
 
 from .kernels import ALL, kernel
 from .standins import registration
@@ -358,6 +363,7 @@ def test_an_operation_is_called_with_its_arrays_and_keywords_only(calls):
 USES = {
     "bias": {"bias": zeros(*FULL)},
     "mask": {"mask": zeros(*FULL, dtype=bool)},
+    "mask_pattern": {"mask_pattern": MaskPattern.prefix(1, T, T)},
     "segment_ids": {
         "q_segment_ids": zeros(B, T, dtype="int32"),
         "kv_segment_ids": zeros(B, T, dtype="int32"),

@@ -20,6 +20,7 @@ from switchax import (
     BaseOperation,
     Capabilities,
     Cost,
+    MaskPattern,
     OperationRegistry,
     hookimpl,
     loading,
@@ -476,6 +477,14 @@ CALLS = {
     "--causal --q-offset batch": {"causal": True, "q_offset": LENGTHS},
     "--bias 8,32,32": {"bias": shape(8, 32, 32)},
     "--mask 32,32": {"mask": shape(32, 32, dtype="bool")},
+    "--mask-pattern chunked:8": {"mask_pattern": MaskPattern.chunked(8, 32, 32)},
+    "--mask-pattern prefix:8 --kv 2,48,2,64 --q-offset 16 --window 9,0": {
+        "key": KV,
+        "value": KV,
+        "q_offset": 16,
+        "window": (9, 0),
+        "mask_pattern": MaskPattern.prefix(8, 32, 48, 16),
+    },
     "--segment-ids --kv 2,48,2,64": {
         "key": KV,
         "value": KV,
@@ -602,6 +611,12 @@ WRONG = {
     "explain --q 1,8,8,64 --window -1,0": "window=(-1, 0)",
     "explain --q 1,8,8,64 --window a,0": "--window=a,0",
     "explain --q 1,8,8,64 --q-offset some": "--q-offset=some",
+    "explain --q 1,8,8,64 --mask-pattern chunked": "--mask-pattern=chunked",
+    "explain --q 1,8,8,64 --mask-pattern chunked:0": "--mask-pattern=chunked:0",
+    "explain --q 1,8,8,64 --mask-pattern prefix:2 --causal --q-offset batch": (
+        "--q-offset=batch"
+    ),
+    "explain --mask-pattern prefix:2 --arg query=float32[2]": "with --mask-pattern",
     "explain --q 1,8,8,64 --dtype bfloat": "--dtype=bfloat",
     "explain --q 1,8,8,64 --dtype int32": "query of dtype int32",
     "explain --q 1,8,8,64 --layout bdht": "did you mean 'bhtd'",

@@ -24,7 +24,12 @@ from .errors import (
 from .explanation import Explanation, explain
 from .hookspecs import hookimpl
 from .kind import Adaptation, Call, Feature, OperationKind, Plan
-from .kinds.attention import ATTENTION, AttentionOutput, AttentionRequest
+from .kinds.attention import (
+    ATTENTION,
+    AttentionOutput,
+    AttentionRequest,
+    MaskPattern,
+)
 from .loading import CONTRACT
 from .metadata import OperationMetadata
 from .operation import BaseOperation
@@ -60,6 +65,7 @@ __all__ = [
     "DegradedChoiceWarning",
     "Explanation",
     "Feature",
+    "MaskPattern",
     "OperationKind",
     "OperationMetadata",
     "OperationRegistry",

@@ -9,7 +9,7 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from .axes import MODE_TRAIN
-from .kinds.attention import ATTENTION, AttentionOutput
+from .kinds.attention import ATTENTION, AttentionOutput, MaskPattern
 from .kinds.attention.arguments import check_names
 from .metadata import OperationMetadata
 from .running import run_named
@@ -24,6 +24,7 @@ def attention(
     *,
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
+    mask_pattern: MaskPattern | None = None,
     q_segment_ids: ArrayLike | None = None,
     kv_segment_ids: ArrayLike | None = None,
     q_lengths: ArrayLike | None = None,
@@ -58,6 +59,8 @@ def attention(
         bias: Floating, broadcastable to `[batch, heads, q_len, kv_len]`; added after
             the scale and before the soft cap.
         mask: bool, broadcastable likewise; True takes part.
+        mask_pattern: A mask that is known when the call is traced, the same for all
+            samples and heads, whose hidden tiles some operations do not visit.
         q_segment_ids: integer `[batch, q_len]`; equal ids see each other, a negative
             id matches nothing.
         kv_segment_ids: integer `[batch, kv_len]`; goes with `q_segment_ids`.
@@ -116,6 +119,7 @@ def attention(
         "value": value,
         "bias": bias,
         "mask": mask,
+        "mask_pattern": mask_pattern,
         "q_segment_ids": q_segment_ids,
         "kv_segment_ids": kv_segment_ids,
         "q_lengths": q_lengths,

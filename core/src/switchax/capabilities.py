@@ -54,11 +54,11 @@ class Capabilities:
             "any" is all.
         dtypes: Dtypes of the operands (query, key, value).
         features: Names of the kind's features that are honoured exactly. For
-            attention: bias, mask, segment_ids, q_lengths, kv_lengths, causal, window,
-            q_offset, q_offset_per_batch, logits_soft_cap, softmax_aux, dropout, gqa,
-            v_head_dim, lse, weights; `ATTENTION.features` says which arguments of a
-            forward method each brings. With lse it returns `(output, lse)`, with
-            weights an `AttentionOutput`.
+            attention: bias, mask, mask_pattern, segment_ids, q_lengths, kv_lengths,
+            causal, window, q_offset, q_offset_per_batch, logits_soft_cap, softmax_aux,
+            dropout, gqa, v_head_dim, lse, weights; `ATTENTION.features` says which
+            arguments of a forward method each brings. With lse it returns `(output,
+            lse)`, with weights an `AttentionOutput`.
         differentiable: Arguments (and the outputs "lse", "weights") whose
             derivative is right. A derivative of anything else raises.
         cost: Cost class.

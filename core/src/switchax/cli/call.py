@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from switchax.errors import near_miss
+from switchax.kinds.attention import MaskPattern
 
 from .flags import MODES, Shape, wrong
 
@@ -53,7 +54,8 @@ def arguments_of(kind: str, flags: Mapping[str, Any]) -> dict[str, Any]:
 def _check_beside_q(flags: Mapping[str, Any]) -> None:
     """Raises for flags of arrays that without `--q` would be dropped."""
     lengths = ("segment_ids", "q_lengths", "kv_lengths", "q_offset")
-    for name in ("kv", "v", "dtype", "bias", "mask", "sinks", *lengths):
+    shaped = ("kv", "v", "dtype", "bias", "mask", "mask_pattern", "sinks")
+    for name in (*shaped, *lengths):
         value = flags[name]
         if value is not None and value is not False:
             flag = f"--{name.replace('_', '-')}"
@@ -76,7 +78,7 @@ def _static(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _arrays(flags: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct | int]:
+def _arrays(flags: Mapping[str, Any]) -> dict[str, Any]:
     dtype = flags["dtype"] or "bfloat16"
     query = flags["q"]
     key = flags["kv"] if flags["kv"] is not None else query
@@ -105,12 +107,29 @@ def _arrays(flags: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct | int]:
     offset = flags["q_offset"]
     if isinstance(offset, str):
         shapes["q_offset"] = (batch if offset == "batch" else (), "int32")
-    arrays: dict[str, jax.ShapeDtypeStruct | int] = {
+    arrays: dict[str, Any] = {
         name: _array(shape, dtype)
         for name, (shape, dtype) in shapes.items()
         if shape is not None
     }
-    return arrays | ({"q_offset": offset} if isinstance(offset, int) else {})
+    if isinstance(offset, int):
+        arrays["q_offset"] = offset
+    if flags["mask_pattern"] is not None:
+        which, number = flags["mask_pattern"]
+        arrays["mask_pattern"] = _pattern(which, number, rows[0], keys[0], offset)
+    return arrays
+
+
+def _pattern(which: str, number: int, q_len: int, kv_len: int, offset: Any) -> Any:
+    make = MaskPattern.chunked if which == "chunked" else MaskPattern.prefix
+    if isinstance(offset, str):
+        todo = "a pattern is known before the offset is"
+        raise wrong("--q-offset N with --mask-pattern", f"--q-offset={offset}", todo)
+    try:
+        return make(number, q_len, kv_len, offset or 0)
+    except ValueError as error:
+        got = f"--mask-pattern={which}:{number}"
+        raise wrong("a number of tokens from 1 on", got, "say how many") from error
 
 
 def _array(shape: Shape, dtype: Any) -> jax.ShapeDtypeStruct:

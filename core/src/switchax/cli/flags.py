@@ -64,6 +64,16 @@ def _offset(ctx: click.Context, param: click.Parameter, text: str | None) -> Any
         raise wrong(rule, f"--q-offset={text}", todo) from None
 
 
+def _pattern(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(chunked|prefix):(\d+)", text)
+    if found is None:
+        rule, todo = "chunked:N or prefix:N", "for example chunked:1024"
+        raise wrong(rule, f"--mask-pattern={text}", todo)
+    return found[1], int(found[2])
+
+
 def _mode(ctx: click.Context, param: click.Parameter, text: str | None) -> Any:
     if text is not None and text not in MODES:
         got = f"--mode={text}{near_miss(text, MODES)}"
@@ -134,6 +144,12 @@ _OPTIONS = (
     click.option("--bias", callback=_shape, metavar="SHAPE", help="Shape of bias."),
     click.option(
         "--mask", callback=_shape, metavar="SHAPE", help="Shape of a boolean mask."
+    ),
+    click.option(
+        "--mask-pattern",
+        callback=_pattern,
+        metavar="chunked:N|prefix:N",
+        help="A mask known beforehand: chunks, or a prefix, of N tokens.",
     ),
     click.option("--segment-ids", is_flag=True, help="Segment ids of query and key."),
     click.option("--q-lengths", is_flag=True, help="Valid rows of each sample."),

@@ -31,7 +31,7 @@ class ChunkedAttention(BaseOperation):
     capabilities = Capabilities(
         platforms={"any"},
         dtypes={"float16", "bfloat16", "float32", "float64"},
-        features=set(ATTENTION.features) - {"weights"},
+        features=set(ATTENTION.features) - {"weights", "mask_pattern"},
         differentiable={"query", "key", "value", "bias", "softmax_aux", "lse"},
         cost=Cost.CHUNKED,
         # The partitioner would gather what the loops read block by block.

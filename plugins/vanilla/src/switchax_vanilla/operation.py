@@ -10,6 +10,7 @@ from switchax import (
     BaseOperation,
     Capabilities,
     Cost,
+    MaskPattern,
     OperationRegistry,
 )
 from switchax.kinds.attention import visibility
@@ -56,6 +57,7 @@ class VanillaAttention(BaseOperation):
         softmax_scale: float,
         bias: Array | None,
         mask: Array | None,
+        mask_pattern: MaskPattern | None,
         q_segment_ids: Array | None,
         kv_segment_ids: Array | None,
         q_lengths: Array | None,
@@ -73,6 +75,7 @@ class VanillaAttention(BaseOperation):
             q_len=query.shape[1],
             kv_len=key.shape[1],
             mask=mask,
+            mask_pattern=mask_pattern,
             q_segment_ids=q_segment_ids,
             kv_segment_ids=kv_segment_ids,
             q_lengths=q_lengths,

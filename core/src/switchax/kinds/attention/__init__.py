@@ -3,6 +3,7 @@
 from .adaptation import AttentionPlan
 from .definition import ATTENTION, AttentionKind
 from .outcome import AttentionOutput
+from .pattern import MaskPattern
 from .request import AttentionRequest
 from .sinks import share_with_sinks
 from .visibility import position_mask, seen, sees_everything, visibility
@@ -13,6 +14,7 @@ __all__ = [
     "AttentionOutput",
     "AttentionPlan",
     "AttentionRequest",
+    "MaskPattern",
     "position_mask",
     "seen",
     "sees_everything",

@@ -157,6 +157,7 @@ def _pad(
     )
     steps.append(Adaptation("pad", detail, "a copy of each padded array"))
     arrays = dict(request.arrays)
+    pattern = request.mask_pattern
     if "kv_len" in changes:
         arrays.setdefault("kv_lengths", ArraySpec((request.batch,), "int32"))
     sizes = {**sizes, **changes}
@@ -166,6 +167,7 @@ def _pad(
         kv_len=sizes["kv_len"],
         head_dim=sizes["head_dim"],
         v_head_dim=sizes["v_head_dim"],
+        mask_pattern=pattern and pattern.padded(sizes["q_len"], sizes["kv_len"]),
         arrays=tuple(sorted(arrays.items())),
     )
     return padded, tuple(changes.items())
@@ -213,6 +215,7 @@ def _fold(
         arrays=tuple(sorted(arrays.items())),
         causal=False,
         window=None,
+        mask_pattern=None,
         q_offset=None,
     )
     return folded, "mask"
@@ -226,6 +229,7 @@ def _mask_shape(
     offset = arrays.get("q_offset")
     batched = bool(per_batch) or (offset is not None and offset.shape != ())
     positional = request.causal or request.window is not None
+    positional |= request.mask_pattern is not None
     rows = positional or {"q_segment_ids", "q_lengths"} & set(arrays)
     keys = positional or {"q_segment_ids", "kv_lengths"} & set(arrays)
     return (
@@ -279,6 +283,7 @@ def operands(call: Call, the_plan: AttentionPlan) -> tuple[Arrays, dict[str, Any
     static = {
         "causal": request.causal,
         "window": request.window,
+        "mask_pattern": request.mask_pattern,
         "softmax_scale": request.softmax_scale,
         "logits_soft_cap": request.logits_soft_cap,
         "dropout_prob": request.dropout_prob,
@@ -391,6 +396,7 @@ def _apply_segments(arrays: Arrays, request: AttentionRequest) -> None:
 def _apply_mask(
     arrays: Arrays, request: AttentionRequest, source: AttentionRequest
 ) -> None:
+    pattern = source.mask_pattern
     hidden_by = ("q_segment_ids", "kv_segment_ids", "q_lengths", "kv_lengths")
     arrays["mask"] = visibility(
         q_len=request.q_len,
@@ -398,6 +404,7 @@ def _apply_mask(
         mask=arrays.get("mask"),
         causal=source.causal,
         window=source.window,
+        mask_pattern=pattern and pattern.padded(request.q_len, request.kv_len),
         q_offset=arrays.pop("q_offset", source.q_offset or 0),
         **{name: arrays.pop(name, None) for name in hidden_by},
     )

@@ -31,6 +31,7 @@ from switchax.kind import Call
 from switchax.metadata.precision import check_softmax_dtype, runtime_dtype_name
 from switchax.request import ArraySpec
 
+from .pattern import MaskPattern
 from .request import AttentionRequest, Window
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ LAYOUTS = ("bthd", "bhtd", "thd")
 NEUTRAL: dict[str, Any] = {
     "bias": None,
     "mask": None,
+    "mask_pattern": None,
     "q_segment_ids": None,
     "kv_segment_ids": None,
     "q_lengths": None,
@@ -146,6 +148,7 @@ def bind(where: str, arguments: Mapping[str, Any], metadata: OperationMetadata) 
     arrays |= _token_arrays(where, given, sizes, layout)
     causal = as_bool(where, "causal", given["causal"])
     window = _window(where, given["window"])
+    pattern = _mask_pattern(where, given["mask_pattern"], sizes)
     offset = _q_offset(where, given["q_offset"], sizes, causal or window is not None)
     static_offset = offset if isinstance(offset, int) else None
     if offset is not None and static_offset is None:
@@ -163,6 +166,7 @@ def bind(where: str, arguments: Mapping[str, Any], metadata: OperationMetadata) 
         arrays=tuple(sorted((name, _spec(array)) for name, array in arrays.items())),
         causal=causal,
         window=window,
+        mask_pattern=pattern,
         q_offset=static_offset,
         softmax_scale=_in_range(
             where,
@@ -402,6 +406,21 @@ def _window(where: str, window: Any) -> Window | None:
         raise fail_type(where, "window as a pair (left, right) of ints", got, todo)
     left, right = (_window_side(where, window, side) for side in window)
     return None if left is None and right is None else (left, right)
+
+
+def _mask_pattern(where: str, value: Any, sizes: Sizes) -> MaskPattern | None:
+    if value is None:
+        return None
+    if not isinstance(value, MaskPattern):
+        got = f"mask_pattern of type {type(value).__name__}"
+        todo = "make one with switchax.MaskPattern(...), or pass an array as mask"
+        raise fail_type(where, "mask_pattern to be a MaskPattern", got, todo)
+    lengths = sizes.q_len, sizes.kv_len
+    if (value.q_len, value.kv_len) != lengths:
+        rule = f"mask_pattern [q_len, kv_len]={lengths}"
+        got = f"one of {(value.q_len, value.kv_len)}"
+        raise fail_value(where, rule, got, "make one of the lengths of the call")
+    return value
 
 
 def _window_side(where: str, window: Any, side: Any) -> int | None:

@@ -13,6 +13,9 @@ __all__ = ["FEATURES", "VISIBILITY", "with_features"]
 FEATURES = {
     "bias": Feature(("bias",), summary="an array added to the logits"),
     "mask": Feature(("mask",), summary="a boolean mask, True takes part"),
+    "mask_pattern": Feature(
+        ("mask_pattern",), summary="a mask that is known when a call is traced"
+    ),
     "segment_ids": Feature(
         ("q_segment_ids", "kv_segment_ids"), summary="equal ids see each other"
     ),
@@ -41,6 +44,7 @@ FEATURES = {
 VISIBILITY = frozenset(
     {
         "mask",
+        "mask_pattern",
         "segment_ids",
         "q_lengths",
         "kv_lengths",
@@ -60,6 +64,7 @@ def with_features(request: AttentionRequest) -> AttentionRequest:
     used = {
         "bias": "bias" in arrays,
         "mask": "mask" in arrays,
+        "mask_pattern": request.mask_pattern is not None,
         "segment_ids": "q_segment_ids" in arrays,
         "q_lengths": "q_lengths" in arrays,
         "kv_lengths": "kv_lengths" in arrays,

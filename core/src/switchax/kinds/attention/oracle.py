@@ -44,6 +44,7 @@ class _Rules:
 
     bias: ArrayLike | None = None
     mask: ArrayLike | None = None
+    mask_pattern: ArrayLike | None = None
     q_segment_ids: ArrayLike | None = None
     kv_segment_ids: ArrayLike | None = None
     q_lengths: ArrayLike | None = None
@@ -210,6 +211,9 @@ def _visible(rules: _Rules, shape: tuple[int, ...]) -> Bools:
     visible = np.broadcast_to(_visible_by_position(rules, shape), shape).copy()
     if rules.mask is not None:
         visible &= _broadcast("mask", _booleans("mask", rules.mask), shape)
+    if rules.mask_pattern is not None:
+        name, pairs = "mask_pattern", np.asarray(rules.mask_pattern)
+        visible &= _shaped(name, _booleans(name, pairs), (q_len, kv_len))
     if rules.q_segment_ids is not None and rules.kv_segment_ids is not None:
         lead = () if rules.layout == "thd" else (batch,)
         q_ids = _shaped("q_segment_ids", rules.q_segment_ids, (*lead, q_len))
@@ -390,6 +394,7 @@ def attention_oracle(
     *,
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
+    mask_pattern: ArrayLike | None = None,
     q_segment_ids: ArrayLike | None = None,
     kv_segment_ids: ArrayLike | None = None,
     q_lengths: ArrayLike | None = None,
@@ -422,6 +427,7 @@ def attention_oracle(
         bias: Floats broadcastable to `[batch, heads, q_len, kv_len]`, added to the
             scaled logits before the soft cap.
         mask: Bools broadcastable to `[batch, heads, q_len, kv_len]`; True takes part.
+        mask_pattern: Bools `[q_len, kv_len]`, or what numpy makes such of; likewise.
         q_segment_ids: `[batch, q_len]` ints (`[tokens]` in thd), matched with
             `kv_segment_ids`; a negative id matches nothing.
         kv_segment_ids: `[batch, kv_len]` ints (`[tokens]` in thd).
@@ -464,6 +470,7 @@ def attention_oracle(
     rules = _Rules(
         bias=bias,
         mask=mask,
+        mask_pattern=mask_pattern,
         q_segment_ids=q_segment_ids,
         kv_segment_ids=kv_segment_ids,
         q_lengths=q_lengths,

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from switchax.request import ArraySpec, Request
 
+from .pattern import MaskPattern
+
 __all__ = ["AttentionRequest"]
 
 Window = tuple[int | None, int | None]
@@ -38,6 +40,7 @@ class AttentionRequest(Request):
         arrays: Shape and dtype of every array argument, by name, sorted.
         causal: Row i sees keys up to i + q_offset.
         window: Keys seen to the (left, right) of the row's own; None is unlimited.
+        mask_pattern: Which keys are seen, known beforehand, or None.
         q_offset: A static offset; None where it is an array, or nothing needs one.
         softmax_scale: Factor of the logits.
         logits_soft_cap: Soft cap of the logits, or None.
@@ -57,6 +60,7 @@ class AttentionRequest(Request):
     arrays: tuple[tuple[str, ArraySpec], ...]
     causal: bool = False
     window: Window | None = None
+    mask_pattern: MaskPattern | None = None
     q_offset: int | None = None
     softmax_scale: float = 1.0
     logits_soft_cap: float | None = None
@@ -86,6 +90,8 @@ class AttentionRequest(Request):
         """The arrays or the value that make the call use a feature, for messages."""
         if feature == "gqa":
             return f"{self.heads} heads on {self.kv_heads}"
+        if feature == "mask_pattern":  # whose text is made of all pairs
+            return f"{self.q_len}x{self.kv_len}"
         name = _ARGUMENTS.get(feature, feature)
         return str(self.array(name) or super().value_of(name))
 

@@ -12,6 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from .pattern import MaskPattern
+
 __all__ = ["position_mask", "seen", "sees_everything", "visibility"]
 
 
@@ -20,6 +22,7 @@ def visibility(
     q_len: int,
     kv_len: int,
     mask: Any = None,
+    mask_pattern: MaskPattern | None = None,
     q_segment_ids: Any = None,
     kv_segment_ids: Any = None,
     q_lengths: Any = None,
@@ -34,6 +37,7 @@ def visibility(
         q_len: Number of query rows.
         kv_len: Number of keys.
         mask: bool, `[batch | 1, heads | 1, q_len | 1, kv_len | 1]`; True takes part.
+        mask_pattern: A mask of these lengths, the same for all samples and heads.
         q_segment_ids: int32 `[batch, q_len]`; a negative id matches nothing.
         kv_segment_ids: int32 `[batch, kv_len]`.
         q_lengths: int32 `[batch]`.
@@ -47,6 +51,8 @@ def visibility(
         key is visible.
     """
     parts = [] if mask is None else [mask]
+    if mask_pattern is not None:
+        parts.append(jnp.asarray(np.asarray(mask_pattern))[None, None])
     if q_segment_ids is not None:
         q_ids = q_segment_ids[:, None, :, None]
         kv_ids = kv_segment_ids[:, None, None, :]

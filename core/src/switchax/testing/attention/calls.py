@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from switchax.axes import MODE_TRAIN
+from switchax.kinds.attention import MaskPattern
 from switchax.kinds.attention.oracle import (
     OracleOutput,
     attention_oracle,
@@ -39,6 +41,7 @@ Array = NDArray[Any]
 NEUTRAL: dict[str, dict[str, Any]] = {
     "bias": {"bias": ""},
     "mask": {"mask": ""},
+    "mask_pattern": {"pattern": ""},
     "segment_ids": {"segments": ""},
     "kv_lengths": {"lengths": ""},
     "q_lengths": {"lengths": ""},
@@ -84,6 +87,10 @@ class AttentionCall:
             another form for each head and sample; or "row", "rows", "token" and
             "each_row", by which some rows see none; or "samples", "heads", "each" and
             "scalar", by which each other sample and head sees none.
+        pattern: "" (none), "chunks" (a row sees the keys of its own third), "noise"
+            (an array; each row sees some key), "rows" (likewise, of which some see
+            none, nor are some keys seen) or "blocks" (of whole blocks of 128, some
+            seen, some not, and some of noise).
         segments: "" (none), "ids" (every row sees a key), "interleaved" likewise,
             "apart" (the later half of the rows sees none), "many" (a document for
             every two tokens), "descending" (four documents, whose ids fall),
@@ -123,6 +130,7 @@ class AttentionCall:
     bias_dtype: str = ""
     bias_level: float = 0.0
     mask: str = ""
+    pattern: str = ""
     segments: str = ""
     lengths: str = ""
     causal: bool = False
@@ -156,6 +164,7 @@ class AttentionCall:
         used = {
             "bias": bool(self.bias),
             "mask": bool(self.mask),
+            "mask_pattern": bool(self.pattern),
             "segment_ids": bool(self.segments),
             "q_lengths": self.lengths in ("q", "both"),
             "kv_lengths": self.lengths in ("kv", "both"),
@@ -399,6 +408,28 @@ def _segment_ids(
     return {"q_segment_ids": q_ids, "kv_segment_ids": kv_ids}
 
 
+@functools.cache
+def _noise(q_len: int, kv_len: int, seed: int) -> Array:
+    return np.asarray(np.random.default_rng(seed).random((q_len, kv_len)) < 0.6)
+
+
+def _pattern(call: AttentionCall) -> MaskPattern:
+    """Returns the pattern of a call; by seed, noise is another."""
+    q_len, kv_len = call.q_len, call.kv_len
+    third = max(-(-kv_len // 3), 1)
+    if call.pattern == "chunks":  # an outer function, so that equal calls are equal
+        return MaskPattern.chunked(third, q_len, kv_len)
+    seen = _noise(q_len, kv_len, call.seed).copy()
+    if call.pattern == "rows":
+        seen[: q_len // 3], seen[:, : kv_len // 3] = False, False
+    elif kv_len:
+        seen[:, -1] |= ~seen.any(axis=1)
+    if call.pattern == "blocks":
+        row, key = np.arange(q_len)[:, None] // _BLOCK, np.arange(kv_len) // _BLOCK
+        seen = (seen | ((row + key) % 3 != 1)) & ((row + 2 * key) % 3 != 1)
+    return MaskPattern(seen)
+
+
 def _options(call: AttentionCall) -> dict[str, Any]:
     options: dict[str, Any] = {"layout": call.layout}
     for name, option in (
@@ -410,6 +441,8 @@ def _options(call: AttentionCall) -> dict[str, Any]:
     ):
         if option is not None and option is not False and option != 0.0:
             options[name] = option
+    if call.pattern:
+        options["mask_pattern"] = _pattern(call)
     if call.mode != MODE_TRAIN:
         options["mode"] = call.mode
     if call.scale == 0.0:

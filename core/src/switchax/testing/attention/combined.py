@@ -222,7 +222,8 @@ def rule_of(call: AttentionCall) -> str:
         ("R9", call.sinks is not None),
         ("R5", call.window is not None),
         ("R4", call.offset != "zero"),
-        ("R3", bool(call.mask or call.segments or call.lengths or call.causal)),
+        ("R3", bool(call.mask or call.pattern)),
+        ("R3", bool(call.segments or call.lengths or call.causal)),
         ("R2", bool(call.bias or call.soft_cap or call.scale)),
         ("R8", call.dtype not in ("float32", "float64")),
     )

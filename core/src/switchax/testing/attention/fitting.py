@@ -288,6 +288,7 @@ def _alike(call: AttentionCall) -> AttentionCall:
 _NEEDED: dict[str, dict[str, Any]] = {
     "bias": {"bias": "full"},
     "mask": {"mask": "full"},
+    "mask_pattern": {"pattern": "noise"},
     "segment_ids": {"segments": "ids"},
     "q_lengths": {"lengths": "q"},
     "kv_lengths": {"lengths": "kv"},

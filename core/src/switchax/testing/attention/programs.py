@@ -127,8 +127,10 @@ class Programs:
         asked: Any,
         build: Callable[[], Callable[..., Any]],
     ) -> Callable[..., Any]:
-        options = sorted(drawn.options.items())
-        key = (what, id(operation), repr(options), repr(asked), tuple(drawn.arrays))
+        options = dict(drawn.options)
+        pattern = options.pop("mask_pattern", None)  # whose repr does not tell all
+        of = repr(sorted(options.items())), pattern, repr(asked)
+        key = (what, id(operation), *of, tuple(drawn.arrays))
         if key not in self._kept:
             self._kept[key] = build()
         return self._kept[key]  # type: ignore[no-any-return]

@@ -36,6 +36,7 @@ BLOCKS |= {"heads": 4, "kv_heads": 4}
 EFFECTS: tuple[dict[str, Any], ...] = (
     {"bias": "full"},
     {"mask": "full"},
+    {"pattern": "noise"},
     {"segments": "ids", "q_len": 9, "kv_len": 9},
     {"lengths": "kv", "kv_len": 70},
     {"causal": True},
@@ -85,6 +86,7 @@ OPERANDS: tuple[dict[str, Any], ...] = (
 USES: dict[str, dict[str, Any]] = {
     "bias": {"bias": "full"},
     "mask": {"mask": "full"},
+    "mask_pattern": {"pattern": "noise"},
     "segment_ids": {"segments": "negative"},
     "q_lengths": {"lengths": "q"},
     "kv_lengths": {"lengths": "kv"},
@@ -117,7 +119,14 @@ PLAIN: tuple[Entry, ...] = (
 def that_hide(entries: list[Entry]) -> Iterator[dict[str, Any]]:
     """Yields the calls in which some key or row may be seen by nothing."""
     for _, call in entries:
-        hides = {"mask", "segments", "lengths", "causal", "window"} & call.keys()
+        hides = {
+            "mask",
+            "pattern",
+            "segments",
+            "lengths",
+            "causal",
+            "window",
+        } & call.keys()
         if hides and call.get("kv_len", 0) <= 70:
             yield call
 
@@ -228,6 +237,8 @@ def visibilities(full: bool) -> list[Entry]:
         ("R3", {"bias": "head", "causal": True, "q_len": 200, "kv_len": 200}),
         ("R9", {"sinks": 0, "causal": True, "q_len": 200, "kv_len": 200}),
         ("R3", {"mask": "full", "bias": "full"}),
+        ("R3", {"pattern": "noise"}),
+        ("R6", {"pattern": "rows"}),
         ("R2", {"mask": "full", "soft_cap": 0.8}),
         ("R3", {"causal": True}),
         ("R3", {"causal": True, **one}),

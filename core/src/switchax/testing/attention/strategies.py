@@ -57,6 +57,7 @@ def attention_calls(capabilities: Capabilities) -> SearchStrategy[AttentionCall]
         layout=st.sampled_from(["bthd", "bhtd", "thd"]),
         bias=of("bias", "", "full", "row", "key", "slopes", "minus_inf"),
         mask=of("mask", "", "full", "row", "key", "sample", "head"),
+        pattern=of("mask_pattern", "", "chunks", "noise", "rows"),
         segments=of("segment_ids", "", "ids", "apart", "negative"),
         lengths=st.sampled_from(lengths),
         causal=of("causal", False, True),

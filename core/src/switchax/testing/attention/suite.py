@@ -52,6 +52,7 @@ _SIMPLER: tuple[dict[str, Any], ...] = (
     {"plain": False},
     {"bias": ""},
     {"mask": ""},
+    {"pattern": ""},
     {"segments": ""},
     {"lengths": ""},
     {"window": None},
@@ -459,6 +460,7 @@ def _cases(
         yield case("R12", "effect", **call)
     yield case("R13", "in turn", causal=True)
     yield case("R13", "in turn", mask="full")
+    yield case("R13", "in turn", pattern="noise")
     yield case("R13", "in turn", soft_cap=8.0)
     yield case("R13", "in turn", window=(2, 0))
     yield case("R13", "at once", scale=0.3)
@@ -468,6 +470,7 @@ def _cases(
     mapped: list[dict[str, Any]] = [
         {"lengths": "kv"},
         {"mask": "sample"},
+        {"pattern": "chunks"},
         {"segments": "ids", "q_len": 9, "kv_len": 9},
         {"bias": "full"},
         {"causal": True, "offset": "batch", "kv_len": 9},
@@ -507,6 +510,8 @@ def _cases(
                 made = as_declared(case("R13", **even, **call).call, capabilities)
                 if made.features - {"gqa"}:
                     yield AttentionCase("R13", made, check)
+            if "mask_pattern" in capabilities.features:
+                yield case("R13", check, pattern="chunks", **even)
     for call in beside_dropout():
         asked = case("R10", "dropout", dropout=0.25, **{**square, **call})
         made = as_declared(asked.call, capabilities)

@@ -36,11 +36,25 @@ _BLOCKS: tuple[Entry, ...] = (
     ("R5", {"window": (32, 0), "offset": "last", **_WHOLE, "q_len": 128, "batch": 1}),
     ("R5", {"window": (3, 32), "offset": "within", **_WHOLE, "q_len": 128}),
 )
+# Patterns of which tiles are skipped, and what else hides keys beside them.
+_TILES: dict[str, Any] = {"q_len": 300, "kv_len": 520, "heads": 2, "kv_heads": 1}
+_ROWS_OF_TILES: dict[str, Any] = {"pattern": "rows", **_TILES, "q_len": 400, "batch": 1}
+_PATTERNS: tuple[Entry, ...] = (
+    ("R6", _ROWS_OF_TILES),
+    ("R3", {"pattern": "blocks", **_TILES, "batch": 1}),
+    ("R3", {"pattern": "chunks", "causal": True, "offset": "last", **_TILES}),
+    ("R3", {"pattern": "blocks", "mask": "blocks", "lengths": "kv", **_TILES}),
+    ("R6", {"pattern": "rows", "bias": "full", "sinks": 0, "segments": "ids"}),
+    ("R3", {"pattern": "noise", "q_len": 1, "kv_len": 70, "kv_heads": 1}),
+    ("R4", {"pattern": "noise", "window": (20, 2), "offset": "batch", "kv_len": 70}),
+)
 
 
 def dirty_ways(capabilities: Capabilities) -> Iterator[dict[str, Any]]:
     """Yields calls whose padding is dirty, of whole blocks and by layout."""
     yield {"lengths": "kv", **_WHOLE}
+    if "mask_pattern" in capabilities.features:
+        yield _ROWS_OF_TILES
     for layout in (x for x in ("bhtd", "thd") if x in capabilities.layouts[1:]):
         yield {"lengths": "kv", "kv_len": 70, "layout": layout}
         yield {"causal": True, "q_len": 5, "kv_len": 9, "layout": layout}
@@ -57,6 +71,9 @@ def other_ways(capabilities: Capabilities, dtypes: list[str]) -> Iterator[Entry]
     for rule, call in _ODD:
         yield rule, {**call, **_MANY, "dtype": narrow}
     yield from _BLOCKS
+    if "mask_pattern" in capabilities.features:
+        yield from _PATTERNS
+        yield "R8", {**_PATTERNS[1][1], "dtype": narrow}
     # The largest length that there is: blocks of it are counted without overflow.
     yield "R3", {"lengths": "both", "kv_len": 130, "batch": 3, "seed": 2}
     yield "R2", {"bias": "rows", "soft_cap": 0.8}
