@@ -4,13 +4,13 @@
                                [--head-dim 128 ...] [--json FILE]
 
 No TPU is asked for: libtpu compiles each kernel for the generation and writes the
-bundles that one chip would issue. The hot block is the one with the most matrix work
-(of several alike the shortest); its bundles times the blocks that a causal mask visits
-are the cycles that are printed, in the same way for every kernel, each at the best of
-the same sizes. They leave out what a schedule does not show, which is waits for HBM,
-and what a kernel does outside of that block: masks at the diagonal, and for
-pallas_flash, whose block is one stage of a pipeline, filling and draining it once for
-the keys that are copied at once.
+bundles that one chip would issue. The hot block is the one with the most matrix work in
+the innermost loop (of several alike the shortest); its bundles times the blocks that a
+causal mask visits are the cycles that are printed, in the same way for every kernel,
+each at the best of the same sizes. They leave out what a schedule does not show, which
+is waits for HBM, and what a kernel does outside of that block: masks at the diagonal,
+and for the forward pass of pallas_flash, whose block is a stage of a pipeline, filling
+and draining it once for the keys that are copied at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Found(NamedTuple):
         contender: Whose.
         sizes: Of the sweep.
         bundles: Of the hot blocks per 512 x 512 logits, all kernels of the pass.
-        spills: Registers that they store and load.
+        spills: Registers that they store and load, of all tiles of a hot block.
         cycles: By length, of one head.
     """
 
@@ -97,23 +97,26 @@ def measured(generation: str, head_dim: int, which: str) -> Iterator[Found]:
     for name, contender in CONTENDERS.items():
         for sizes in SIZES[which]:
             try:
-                function, block = contender(which, sizes, head_dim, generation)
+                given = which, sizes, head_dim, generation
+                function, block, tiles = contender(*given)
                 shape = (HEADS, LENGTH, head_dim)
                 if name == "pallas_flash":
                     shape = (1, *shape)
                 found = schedules(function, [shape] * (3 if which == "forward" else 4))
             except Exception as error:
                 said = str(error).splitlines()[0][:100]
-                print(f"{name} {sizes}: {said}", file=sys.stderr)
+                print(f"{name} {sizes}: {said}", file=sys.stderr, flush=True)
                 continue
             kernels = [k for k in found if k.hot.used.get(MATRIX)]
             if which == "backward":  # not the forward pass that it starts from
                 kernels = [k for k in kernels if "fwd" not in k.name]
                 kernels = [k for k in kernels if "forward" not in k.name]
-            hot = sum(kernel.hot.bundles for kernel in kernels)
+            hot = sum(kernel.hot.bundles for kernel in kernels) / tiles
             bundles = hot * 512 * 512 / math.prod(block)
             spills = sum(kernel.hot.spills for kernel in kernels)
-            cycles = {str(n): hot * visited(n, *block) for n in LENGTHS}
+            cycles = {str(n): round(hot * visited(n, *block)) for n in LENGTHS}
+            said = f"{name} {sizes}: {bundles:.0f} bundles, {spills} spills"
+            print(said, file=sys.stderr, flush=True)
             yield Found(name, sizes, bundles, spills, cycles)
 
 
@@ -131,9 +134,13 @@ def of_pallas_flash(which: str, sizes: Any, head_dim: int, generation: str) -> A
     """Ours: chunks are skipped one by one."""
     from switchax_pallas_flash import PallasFlashConfig
     from switchax_pallas_flash.attend import attend
+    from switchax_pallas_flash.blocks import TABLE, shape_class
 
     rows, keys, compute = sizes
+    tiles = 1
     if which == "forward":
+        if keys > compute:
+            tiles = TABLE[generation, shape_class("bfloat16", head_dim)].forward.unroll
         config = PallasFlashConfig(
             block_q=rows, block_kv=keys, block_kv_compute=compute
         )
@@ -155,7 +162,7 @@ def of_pallas_flash(which: str, sizes: Any, head_dim: int, generation: str) -> A
             generation=generation,
         )[0]
 
-    return pass_of(which, forward), block
+    return pass_of(which, forward), block, tiles
 
 
 def splash_sizes(which: str, sizes: Any) -> dict[str, Any]:
@@ -194,7 +201,7 @@ def of_splash(which: str, sizes: Any, head_dim: int, generation: str) -> Any:
         block_sizes=splash.BlockSizes(**named),
     )
 
-    return pass_of(which, lambda q, k, v: kernel(q, k, v)), (rows, keys)
+    return pass_of(which, lambda q, k, v: kernel(q, k, v)), (rows, keys), 1
 
 
 def of_tokamax(which: str, sizes: Any, head_dim: int, generation: str) -> Any:
@@ -213,7 +220,7 @@ def of_tokamax(which: str, sizes: Any, head_dim: int, generation: str) -> Any:
         config=splash.SplashConfig(**named, use_experimental_scheduler=True),
     )
 
-    return pass_of(which, lambda q, k, v: kernel(q, k, v)), (rows, keys)
+    return pass_of(which, lambda q, k, v: kernel(q, k, v)), (rows, keys), 1
 
 
 CONTENDERS: dict[str, Callable[..., Any]] = {

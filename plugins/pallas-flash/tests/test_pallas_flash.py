@@ -5,6 +5,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from switchax import (
@@ -64,6 +65,54 @@ def test_blocks_of_all_sorts_agree_with_the_oracle(rule, call):
 @pytest.mark.parametrize(("rule", "call"), CALLS[:6:2], ids=range(3))
 def test_chunks_that_are_copied_one_by_one_do_too(rule, call):
     agrees(rule, call, ALONE)
+
+
+BEYOND = {**SMALL, "block_kv": 256, "block_q_backward": 256}
+
+
+@pytest.mark.parametrize("call", [CALLS[0], CALLS[4], CALLS[5]], ids=range(3))
+def test_what_is_copied_at_once_may_reach_beyond_the_last_block(call):
+    agrees(*call, BEYOND)
+
+
+@pytest.mark.parametrize("unroll", [1, 2])
+@pytest.mark.parametrize("kv_len", [100, 200, 600, 700, 1030])
+def test_chunks_by_pairs_and_one_by_one_are_the_same(kv_len, unroll, monkeypatch):
+    """Of one to eight chunks that are copied at once, all or some of them whole."""
+    entry = TABLE["v5e", "float32 128"]
+    entry = entry._replace(forward=entry.forward._replace(unroll=unroll, chunks=8))
+    monkeypatch.setitem(TABLE, ("v5e", "float32 128"), entry)
+    rows = np.random.default_rng(0).normal(size=(1, 1, 130, 16)).astype("float32")
+    keys = np.random.default_rng(1).normal(size=(1, 1, kv_len, 16)).astype("float32")
+    offset = kv_len - 130
+    config = PallasFlashConfig(**SMALL)
+
+    def total(of):
+        def loss(q, k, v):
+            output, lse = of(q, k, v)
+            return (output**2).sum() + jnp.where(lse > -jnp.inf, lse, 0).sum()
+
+        return jax.value_and_grad(loss, (0, 1, 2))(rows, keys, keys)
+
+    def ours(q, k, v):
+        given = {"softmax_scale": 0.25, "causal": True, "q_offset": offset}
+        return attend(q, k, v, config=config, generation="v5e", interpret=True, **given)
+
+    def plain(q, k, v):
+        x = 0.25 * jnp.einsum("bhqd,bhkd->bhqk", q, k)
+        row, key = np.arange(130)[:, None] + offset, np.arange(kv_len)
+        x = jnp.where(key <= row, x, -jnp.inf)
+        lse = jax.nn.logsumexp(x, axis=3)
+        p = jnp.where(
+            jnp.isneginf(x), 0, jnp.exp(x - jnp.maximum(lse, -1e30)[..., None])
+        )
+        return jnp.einsum("bhqk,bhkd->bhqd", p, v), lse
+
+    with jax.default_matmul_precision("highest"):
+        for found, expected in zip(
+            *map(jax.tree.leaves, (total(ours), total(plain))), strict=True
+        ):
+            np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("length", [1, 128, 300, 513, 1025, 8192, 10_000])

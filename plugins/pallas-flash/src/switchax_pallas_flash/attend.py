@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from switchax import MaskPattern
 from switchax.kinds.attention import share_with_sinks
 
 from .backward import bias_gradient, gradients_of
 from .blocks import PallasFlashConfig, blocks_for, shape_class
 from .forward import attend_rows
+from .patterns import first_rows, packed_pairs
 from .static import Operands, Static
 from .steps import Hidden, bounds
 
@@ -42,6 +44,7 @@ def attend(
     q_offset: Array | int = 0,
     logits_soft_cap: float | None = None,
     softmax_aux: Array | None = None,
+    mask_pattern: MaskPattern | None = None,
     config: PallasFlashConfig | None = None,
     generation: str = "v6e",
     interpret: Any = False,
@@ -64,6 +67,7 @@ def attend(
         q_offset: int, int32 scalar or int32 `[batch]`: key position of row 0.
         logits_soft_cap: Positive, or None.
         softmax_aux: `[heads]` or `[heads, num_sinks]`, or None.
+        mask_pattern: `[q_len, kv_len]`, or None; tiles that it hides are not visited.
         config: Sizes of blocks.
         generation: Of the chip, whose memories and fastest sizes count.
         interpret: As `pl.pallas_call` takes it.
@@ -95,12 +99,15 @@ def attend(
     is_packed = group > 1 and q_len <= PACKED
     if is_packed:
         operands, hidden = _packed(operands, hidden, group)
+        if mask_pattern is not None:
+            mask_pattern = MaskPattern(np.tile(np.asarray(mask_pattern), (group, 1)))
     output, lse = _attend_padded(
         operands,
         hidden,
         config,
         scale=softmax_scale,
         cap=logits_soft_cap,
+        pattern=mask_pattern,
         # It is scaled once more, and rounded after that.
         output=str(q.dtype) if softmax_aux is None else "float32",
         generation=generation,
@@ -167,7 +174,7 @@ def _attend_padded(
     )
     lengths = {"q_len": q_len, "kv_len": kv_len}
     static = Static(forward=forward, backward=backward, **lengths, **options)
-    k, v = _without_unseen(k, v, hidden, q.shape[1])
+    k, v = _without_unseen(k, v, hidden, q.shape[1], static.pattern)
 
     def padded(x: Any, axis: int, size: int, fill: Any = 0) -> Any:
         if x is None or x.shape[axis] in (1, size):
@@ -231,12 +238,24 @@ def _without_thin_masks(hidden: Hidden, q: Array, kv_len: int) -> Hidden:
 
 
 def _without_unseen(
-    k: Array, v: Array, hidden: Hidden, heads: int
+    k: Array, v: Array, hidden: Hidden, heads: int, pattern: MaskPattern | None
 ) -> tuple[Array, Array]:
     """Puts 0 where no row sees a key: it may hold NaN, and 0 * NaN is NaN."""
     kv_len, kv_heads = k.shape[2], k.shape[1]
     seen = None
-    if hidden.q_ids is None and hidden.mask is None:
+    is_static = not isinstance(hidden.end, jax.Array)
+    if (
+        hidden.q_ids is None
+        and hidden.mask is None
+        and pattern is not None
+        and is_static
+    ):
+        edges = (None if x is None else x[0] for x in (hidden.first, hidden.end))
+        seen = first_rows(pattern, *edges) < pattern.q_len
+        if seen.all():
+            return k, v
+        seen = jnp.asarray(seen)[None, None]
+    elif hidden.q_ids is None and hidden.mask is None and pattern is None:
         if hidden.end is None:
             return k, v
         # The keys of following rows are a range that moves by one: so is the union.
@@ -253,7 +272,7 @@ def _without_unseen(
         # XLA fuses this into a reduction: nothing of q_len x kv_len is written.
         visible: Any = True
         if hidden.end is not None:
-            key = np.arange(kv_len, dtype=np.int32)
+            key = np.arange(kv_len, dtype=np.int32)[None, None, None]
             first, end = (jnp.asarray(x) for x in (hidden.lower, hidden.end))
             visible = (key >= first[:, None, :, None]) & (key < end[:, None, :, None])
         if hidden.q_ids is not None:
@@ -261,11 +280,21 @@ def _without_unseen(
             visible &= (q_ids == hidden.kv_ids[:, None, None, :]) & (q_ids >= 0)
         if hidden.mask is not None:
             visible &= hidden.mask
+        if pattern is not None:
+            visible &= _pairs_of(pattern)
         seen = visible.any(axis=2)
         if seen.shape[1] > 1:
             seen = seen.reshape(seen.shape[0], kv_heads, -1, kv_len).any(axis=2)
     seen = seen[..., None]
     return jnp.where(seen, k, 0), jnp.where(seen, v, 0)
+
+
+def _pairs_of(pattern: MaskPattern) -> Array:
+    """Returns all pairs of a pattern, of which the program holds a bit each."""
+    packed = jnp.asarray(packed_pairs(pattern))
+    place = np.arange(7, -1, -1, dtype=np.uint8)[None, None]
+    bits = jnp.right_shift(packed[..., None], place) & 1
+    return bits.reshape(packed.shape[0], -1)[None, None, :, : pattern.kv_len] > 0
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -295,10 +324,10 @@ def _backward(static: Static, residuals: Any, cotangents: Any) -> Any:
     d_q, d_k, d_v = gradients_of(*given)
     d_q = (d_q.swapaxes(2, 3) * static.scale).astype(q.dtype)
     d_k, d_v = (
-        x.reshape(x.shape[0], k.shape[1], -1, *x.shape[2:]).sum(axis=2).swapaxes(2, 3)
+        x.reshape(x.shape[0], k.shape[1], -1, *x.shape[2:]).sum(axis=2)
         for x in (d_k, d_v)
     )
-    d_k = (d_k * static.scale).astype(k.dtype)
+    d_k = (d_k.swapaxes(2, 3) * static.scale).astype(k.dtype)
     d_bias = None
     if bias is not None:
         d_bias = bias_gradient(*given).astype(bias.dtype)

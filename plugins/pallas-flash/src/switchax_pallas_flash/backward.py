@@ -2,8 +2,12 @@
 
 Blocks of keys stay in the kernel, chunks of rows pass by; the gradient of query is
 added up in vector memory for all rows of a head, so that probabilities are computed
-once for all three. As in the forward pass a chunk goes through stages of which those
-of neighbours overlap, and all of it is keys by rows.
+once for all three. As in the forward pass all of it is keys by rows.
+
+A product either streams what was just computed through the matrix unit or makes it the
+unit's weights, which for two of the three means turning it. The gradient of value
+streams the probabilities, and the others push their cotangents: so pushing, turning and
+streaming take about as long as each other.
 
 References:
     Tri Dao, "FlashAttention-2", 2023, arXiv:2307.08691, algorithm 2; departs from it in
@@ -12,18 +16,29 @@ References:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from .forward import BIASES, HIDES
-from .launch import Refs, Step, either_way, launch, listed_place, step_of
+from .launch import (
+    Refs,
+    Step,
+    either_way,
+    launch,
+    listed,
+    listed_place,
+    step_of,
+    with_table,
+)
 from .static import (
     LOG2E,
     Operands,
@@ -38,6 +53,9 @@ from .steps import FIRST, LAST, Hidden, Steps, key_steps
 from .windows import of_bias, of_hidden, window
 
 __all__ = ["bias_gradient", "gradients_of"]
+
+_VALUES = 4 * 4  # bytes: products of two groups of keys, two of each, in float32
+_QUERY_FIRST = ("v5e", "v5p")  # whose matrix units are of 128 x 128
 
 
 def _kernel(static: Static, *given: Any) -> None:
@@ -65,9 +83,13 @@ def _kernel(static: Static, *given: Any) -> None:
 
 
 def _visit(refs: Refs, step: Step, static: Static) -> None:
+    """Visits chunks of rows, each by groups of keys.
+
+    The products of a group are asked for before what is made of the one before it: they
+    share nothing, so the compiler mixes their instructions.
+    """
     sizes = static.backward
     key, row = step.block * sizes.block, step.span * sizes.span
-    whole, count, chunk_of = step.whole, step.count, step.chunk_of
     hides = HIDES & set(refs)
     unmasked = {name: ref for name, ref in refs.items() if name not in hides}
     groups = [
@@ -75,97 +97,85 @@ def _visit(refs: Refs, step: Step, static: Static) -> None:
         for first in range(0, sizes.block, sizes.piece)
     ]
 
-    def rows_of(number: Any) -> Any:
-        start = chunk_of(number) * sizes.chunk
-        return pl.ds(pl.multiple_of(start, sizes.chunk), sizes.chunk)
-
-    def products(number: Any, into: int, keys: slice) -> None:
-        _products(refs, rows_of(number), into, keys)
-
-    def weights(number: Any, now: int, is_whole: bool, keys: slice) -> None:
+    def chunk(number: Any, is_whole: bool) -> None:
+        start = step.chunk_of(number) * sizes.chunk
+        rows = pl.ds(pl.multiple_of(start, sizes.chunk), sizes.chunk)
+        start = pl.multiple_of(row + start, sizes.chunk)
+        all_rows = pl.ds(start, sizes.chunk)
         given = unmasked if is_whole else refs
-        _weights(given, rows_of(number), key, now, static, keys)
-
-    def gradients(number: Any, of: int, keys: slice) -> None:
-        rows = rows_of(number)
-        start = pl.multiple_of(row + chunk_of(number) * sizes.chunk, sizes.chunk)
-        _gradients(refs, rows, pl.ds(start, sizes.chunk), of, keys)
-
-    def alone(is_whole: bool) -> None:
-        for keys in groups:
-            products(0, 0, keys)
-            weights(0, 0, is_whole, keys)
-            gradients(0, 0, keys)
-
-    def one(number: Any, now: int, is_whole: bool) -> None:
-        for keys in groups:
-            products(number + 1, 1 - now, keys)
-            gradients(jnp.maximum(number - 1, 0), 1 - now, keys)
-            weights(number, now, is_whole, keys)
-
-    def last(number: Any, now: int, is_whole: bool) -> None:
-        for keys in groups:
-            gradients(jnp.maximum(number - 1, 0), 1 - now, keys)
-            weights(number, now, is_whole, keys)
-            gradients(number, now, keys)
+        following = _products(refs, rows, groups[0])
+        for keys, next_keys in zip(groups, [*groups[1:], None], strict=True):
+            products = following
+            if next_keys is not None:
+                following = _products(refs, rows, next_keys)
+            weights = _weights(given, products, rows, key, static, keys)
+            _gradients(refs, weights, rows, all_rows, static, keys)
 
     either = functools.partial(either_way, bool(hides))
 
-    if sizes.chunks == 1:  # there is no neighbour
-        either(False if static.q_len <= sizes.chunk else whole > 0, alone)
+    if sizes.chunks == 1:  # all rows in one: it is hardly ever seen whole
+        is_whole = False if static.q_len <= sizes.chunk else step.whole > 0
+        either(is_whole, functools.partial(chunk, 0))
         return
-    # Of the chunk before the first nothing is added.
-    for name in ("p1", "d1"):
-        refs[name][...] = jnp.zeros_like(refs[name])
-    for keys in groups:
-        products(0, 0, keys)
 
-    def stage(number: Any, act: Any) -> None:
-        for now in (0, 1):
-            pl.when(number % 2 == now)(
-                lambda now=now: either(
-                    number < whole, lambda is_whole: act(number, now, is_whole)
-                )
-            )
-
-    @pl.loop(0, count - 1)
+    @pl.loop(0, step.count)
     def body(number: Any) -> None:
-        stage(number, one)
-
-    stage(count - 1, last)
+        either(number < step.whole, functools.partial(chunk, number))
 
 
-def _products(refs: Refs, rows: Any, into: int, keys: slice) -> None:
-    """Computes products of a chunk of rows with keys, and of its cotangent."""
-    refs[f"x{into}"][keys, :] = product(refs["k"][keys, :], refs["q"][:, rows], 1, 0)
-    refs[f"y{into}"][keys, :] = product(refs["v"][keys, :], refs["do"][:, rows], 1, 0)
+def _products(refs: Refs, rows: Any, keys: slice) -> tuple[Any, Any]:
+    """Returns products of keys with rows, and of values with cotangents."""
+    x = product(refs["k"][keys, :], refs["q"][:, rows], 1, 0)
+    return x, product(refs["v"][keys, :], refs["do"][:, rows], 1, 0)
 
 
 def _weights(
-    refs: Refs, rows: Any, key: Any, now: int, static: Static, keys: slice
-) -> None:
-    """Turns products into probabilities and the cotangents of logits."""
-    has_bias = bool(BIASES & set(refs))
-    unit = unit_of(static, has_bias) * LOG2E
-    bias = bias_of(refs, keys, rows)
-    x, slope = logits_of(static, refs[f"x{now}"][keys, :], bias)
+    refs: Refs,
+    products: tuple[Any, Any],
+    rows: Any,
+    key: Any,
+    static: Static,
+    keys: slice,
+) -> tuple[Any, Any]:
+    """Turns products into probabilities and the cotangents of logits, float32."""
+    x, y = products
+    unit = unit_of(static, bool(BIASES & set(refs))) * LOG2E
+    x, slope = logits_of(static, x, bias_of(refs, keys, rows))
     p = jnp.exp2(x * unit - refs["lse"][:, rows] * LOG2E)
-    d = p * (refs[f"y{now}"][keys, :] - refs["delta"][:, rows])
+    d = p * (y - refs["delta"][:, rows])
     if slope is not None:
         d = d * slope
     visible = visible_of(refs, key + keys.start, keys, rows)
     if visible is not None:
         p, d = (jnp.where(visible, z, 0.0) for z in (p, d))
-    refs[f"p{now}"][keys, :] = p.astype(refs[f"p{now}"].dtype)
-    refs[f"d{now}"][keys, :] = d.astype(refs[f"d{now}"].dtype)
+    return p, d
 
 
-def _gradients(refs: Refs, rows: Any, all_rows: Any, of: int, keys: slice) -> None:
+def _gradients(
+    refs: Refs,
+    weights: tuple[Any, Any],
+    rows: Any,
+    all_rows: Any,
+    static: Static,
+    keys: slice,
+) -> None:
     """Adds up what a chunk of rows gives; but for the scale."""
-    p, d = refs[f"p{of}"][keys, :], refs[f"d{of}"][keys, :]
-    refs["acc_v"][:, keys] += product(refs["do"][:, rows], p, 1, 1)
-    refs["acc_k"][:, keys] += product(refs["q"][:, rows], d, 1, 1)
-    refs["dq"][:, all_rows] += product(refs["k_turned"][:, keys], d, 1, 0)
+    p, d = (x.astype(refs["k"].dtype) for x in weights)
+
+    def of_value() -> None:
+        refs["acc_v"][keys, :] += product(p, refs["do_turned"][rows, :], 1, 0)
+
+    def of_key() -> None:
+        refs["acc_k"][:, keys] += product(refs["q"][:, rows], d, 1, 1)
+
+    def of_query() -> None:
+        refs["dq"][:, all_rows] += product(refs["k_turned"][:, keys], d, 1, 0)
+
+    # In which order they are written is all that the compilers' schedules differ by.
+    value_first = (of_value, of_key, of_query)
+    query_first = (of_query, of_key, of_value)
+    for gradient in query_first if static.generation in _QUERY_FIRST else value_first:
+        gradient()
 
 
 def gradients_of(
@@ -188,8 +198,9 @@ def gradients_of(
             cotangent, less the cotangent of lse.
 
     Returns:
-        Of query `[batch, heads, head_dim, q_len]`, and of key and value as each query
-        head has them, `[batch, heads, ..., kv_len]`; all float32.
+        Of query `[batch, heads, head_dim, q_len]`, and as each query head has them of
+        key `[batch, heads, head_dim, kv_len]` and value `[batch, heads, kv_len,
+        v_head_dim]`; all float32.
     """
     q, k, v, bias = operands
     batch, heads, rows, head_dim = q.shape
@@ -197,7 +208,10 @@ def gradients_of(
     sizes = static.backward
     blocks = {"q": sizes.span, "k": sizes.block, "g": heads // k.shape[1]}
     lists = static.q_len, static.kv_len, sizes.block, sizes.chunk, sizes.chunks
-    steps = key_steps(hidden, *lists)
+    steps = key_steps(hidden, *lists, static.pattern)
+    steps, table = with_table(
+        steps, static.pattern, sizes.span, sizes.block, by_rows=False
+    )
     place = listed_place(steps, by_rows=False)
 
     def along(x: Array, axes: str) -> Any:
@@ -209,25 +223,23 @@ def gradients_of(
         "k_turned": along(k.swapaxes(2, 3), "bgdk"),
         "v": along(v, "bgkd"),
         "do": along(d_output, "bhdq"),
+        "do_turned": along(d_output.swapaxes(2, 3), "bhqd"),
         "lse": along(lse[:, :, None], "bhdq"),
         "delta": along(delta[:, :, None], "bhdq"),
         **of_hidden(hidden, blocks, place),
         **of_bias(bias, blocks, place),
+        **table,
     }
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
     outputs = {
         # All rows of a head, until its last block of keys.
         "dq": along(shape((batch, heads, head_dim, rows)), "bhdd"),
         "dk": along(shape((batch, heads, head_dim, kv_len)), "bhdk"),
-        "dv": along(shape((batch, heads, v_head_dim, kv_len)), "bhdk"),
+        "dv": along(shape((batch, heads, kv_len, v_head_dim)), "bhkd"),
     }
-    tile = (sizes.block, sizes.chunk)
-    copies = range(min(sizes.chunks, 2))
     scratch = {
         "acc_k": pltpu.VMEM((head_dim, sizes.block), jnp.float32),
-        "acc_v": pltpu.VMEM((v_head_dim, sizes.block), jnp.float32),
-        **{f"{x}{n}": pltpu.VMEM(tile, jnp.float32) for x in "xy" for n in copies},
-        **{f"{x}{n}": pltpu.VMEM(tile, q.dtype) for x in "pd" for n in copies},
+        "acc_v": pltpu.VMEM((sizes.block, v_head_dim), jnp.float32),
     }
     return tuple(
         launch(
@@ -235,11 +247,12 @@ def gradients_of(
             "pallas_flash_backward",
             static,
             grid=(batch, heads, steps.block.shape[1]),
-            scalars=steps,
+            scalars=listed(steps),
             inputs=inputs,
             outputs=outputs,
             scratch=scratch,
             parallel=2,
+            values=_VALUES * sizes.piece * sizes.chunk,
         )
     )
 
@@ -259,9 +272,8 @@ def _bias_kernel(
 
     rows, keys = pl.ds(0, sizes.chunk), slice(0, sizes.block)
     block = place(*(pl.program_id(axis) for axis in range(4)))[3]
-    _products(refs, rows, 0, keys)
-    _weights(refs, rows, block * sizes.block, 0, static, keys)
-    d = refs["d0"][...]
+    products = _products(refs, rows, keys)
+    _, d = _weights(refs, products, rows, block * sizes.block, static, keys)
     if not kept[3]:  # its rows lie along the lanes
         refs["d_bias"][...] += d.sum(axis=0, keepdims=True)
     elif kept[2]:
@@ -281,7 +293,7 @@ def bias_gradient(
     """Computes the gradient of the bias, in its own shape and float32.
 
     A kernel of its own, which nothing else needs: it is gone where nobody asks for it.
-    What the bias is the same for is added up on the chip.
+    What the bias is the same for is added up on the chip. A pattern is a mask here.
 
     Args:
         static: As in `gradients_of`, likewise the others.
@@ -293,6 +305,12 @@ def bias_gradient(
     """
     q, k, v, bias = operands
     assert bias is not None  # narrows the type
+    if static.pattern is not None:
+        pairs = static.pattern.padded(q.shape[2], k.shape[2])
+        mask = jnp.asarray(np.asarray(pairs))[None, None]
+        if hidden.mask is not None:
+            mask = mask & hidden.mask
+        hidden = dataclasses.replace(hidden, mask=mask)
     batch, heads, rows, _ = q.shape
     keys = k.shape[2]
     sizes = static.backward
@@ -329,7 +347,6 @@ def bias_gradient(
     if not kept[3]:
         shape, axes = (*lead, 1, rows), "bhdq"
     found = jax.ShapeDtypeStruct(shape, jnp.float32)
-    tile = pltpu.VMEM((sizes.block, sizes.chunk), jnp.float32)
     reduced = [order.index(axis) for axis in range(4) if not kept[axis]]
     (result,) = launch(
         functools.partial(_bias_kernel, static, place, kept, reduced),
@@ -338,8 +355,9 @@ def bias_gradient(
         grid=grid,
         inputs=inputs,
         outputs={"d_bias": along(found, axes)},
-        scratch=dict.fromkeys(("x0", "y0", "p0", "d0"), tile),
+        scratch={},
         parallel=0,
+        values=_VALUES * sizes.block * sizes.chunk,
     )
     if not kept[3]:
         result = result.swapaxes(2, 3)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
 
+from .sizes import Sizes
 from .static import Blocks
+from .table import TABLE
 
 __all__ = [
     "GENERATIONS",
     "TABLE",
     "PallasFlashConfig",
-    "Sizes",
     "blocks_for",
     "shape_class",
 ]
@@ -75,44 +75,6 @@ class PallasFlashConfig:
                 )
 
 
-class Sizes(NamedTuple):
-    """Tiles of one kernel, for lengths that are long enough for them.
-
-    Attributes:
-        block: As in `Blocks`, likewise the others.
-        chunk: Keys or rows that are computed at once.
-        chunks: How many of them are copied at once, at most.
-        piece: Keys of a product, at most.
-        lanes: Rows that are treated at once, at most; of the forward kernel alone.
-    """
-
-    block: int
-    chunk: int
-    chunks: int
-    piece: int
-    lanes: int = LANES
-
-
-class Entry(NamedTuple):
-    """Tiles of both kernels."""
-
-    forward: Sizes
-    backward: Sizes
-
-
-_NARROW = Entry(Sizes(1024, 512, 8, 128, 256), Sizes(1024, 512, 8, 256))
-_WIDE = Entry(Sizes(512, 512, 4, 128, 256), Sizes(512, 512, 4, 256))
-_TALL = _NARROW._replace(forward=Sizes(2048, 512, 8, 128, 256))
-
-TABLE: dict[tuple[str, str], Entry] = {
-    (generation, shape): _WIDE if "256" in shape else _NARROW
-    for generation in GENERATIONS
-    for shape in ("bfloat16 128", "bfloat16 256", "float32 128", "float32 256")
-} | {(generation, "bfloat16 128"): _TALL for generation in ("v6e", "7x")}
-"""By generation and shape class: `_TALL` where `benchmarks/tpu_static.py` finds it the
-fastest of what it compiles; the others have not been compared yet."""
-
-
 def shape_class(dtype: str, head_dim: int) -> str:
     """Returns what the table tells apart: the dtype, and whether heads are wide."""
     return f"{dtype} {128 if head_dim <= LANES else 256}"
@@ -167,6 +129,7 @@ def blocks_for(
             chunks(config.block_kv, chunk_kv, keys, forward, block_q * tile_bytes),
             piece=_divisor(chunk_kv, forward.piece),
             lanes=_divisor(block_q, forward.lanes),
+            unroll=forward.unroll,
         ),
         Blocks(
             block_kv,

@@ -21,7 +21,16 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .launch import Refs, Step, either_way, launch, listed_place, step_of
+from .launch import (
+    Refs,
+    Step,
+    either_way,
+    launch,
+    listed,
+    listed_place,
+    step_of,
+    with_table,
+)
 from .static import (
     LOG2E,
     Operands,
@@ -41,7 +50,7 @@ SUBLANES = 8
 SLICE = 32
 """Keys whose probabilities are computed at once; more would not stay in registers."""
 BIASES = {"bias", "key_bias", "row_bias"}
-HIDES = {"first", "end", "q_ids", "kv_ids", "mask"}
+HIDES = {"first", "end", "q_ids", "kv_ids", "mask", "table"}
 
 
 def _kernel(static: Static, *given: Any) -> None:
@@ -135,6 +144,24 @@ def _visit(refs: Refs, step: Step, static: Static) -> None:
     refs["decay"][1] = jnp.ones_like(refs["decay"][1])
     either(whole > 0, first_products)
 
+    if sizes.unroll == 2:
+
+        @pl.loop(0, (count - 1) // 2)
+        def body(number: Any) -> None:
+            def pair(is_whole: bool) -> None:
+                one(2 * number, 0, is_whole)
+                one(2 * number + 1, 1, is_whole)
+
+            either(2 * number + 2 < whole, pair)
+
+        def last_two(is_whole: bool) -> None:
+            one(count - 2, 0, is_whole)
+            last(1)
+
+        pl.when(count % 2 == 0)(lambda: either(count - 1 < whole, last_two))
+        pl.when(count % 2 == 1)(functools.partial(last, 0))
+        return
+
     @pl.loop(0, count - 1)
     def body(number: Any) -> None:
         def act(now: int) -> Any:
@@ -185,7 +212,7 @@ def _softmax(refs: Refs, now: int, static: Static, lanes: slice) -> None:
     for piece in range(0, sizes.chunk, SLICE):
         keys = slice(piece, piece + SLICE)
         x = refs[f"x{now}"][keys, lanes].reshape(-1, SUBLANES, sizes.lanes)
-        p = jnp.exp2((x - base) * unit)
+        p = jnp.exp2((x - base[None]) * unit)
         l = l + p.sum(axis=0)
         p = p.reshape(SLICE, sizes.lanes)
         refs[f"p{now}"][keys, lanes] = p.astype(refs[f"p{now}"].dtype)
@@ -217,7 +244,10 @@ def attend_rows(
     sizes = static.forward
     blocks = {"q": sizes.block, "k": sizes.span, "g": heads // k.shape[1]}
     lists = static.q_len, static.kv_len, sizes.block, sizes.chunk, sizes.chunks
-    steps = row_steps(hidden, *lists)
+    steps = row_steps(hidden, *lists, static.pattern)
+    steps, table = with_table(
+        steps, static.pattern, sizes.block, sizes.span, by_rows=True
+    )
     place = listed_place(steps, by_rows=True)
     inputs = {
         "q": window(q, "bhqd", blocks, place),
@@ -225,6 +255,7 @@ def attend_rows(
         "v": window(v.swapaxes(2, 3), "bgdk", blocks, place),
         **of_hidden(hidden, blocks, place),
         **of_bias(bias, blocks, place),
+        **table,
     }
     shape = jax.ShapeDtypeStruct
     outputs = {
@@ -255,7 +286,7 @@ def attend_rows(
         "pallas_flash_forward",
         static,
         grid=(batch, heads, steps.block.shape[1]),
-        scalars=steps,
+        scalars=listed(steps),
         inputs=inputs,
         outputs=outputs,
         scratch=scratch,

@@ -6,16 +6,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from switchax import MaskPattern
+
 from .memory import check_fits
+from .patterns import table_of
 from .static import Static
 from .steps import Steps
 from .windows import Window
 
-__all__ = ["Refs", "Step", "either_way", "launch", "listed_place", "step_of"]
+__all__ = [
+    "Refs",
+    "Step",
+    "either_way",
+    "launch",
+    "listed",
+    "listed_place",
+    "step_of",
+    "with_table",
+]
 
 Refs = dict[str, Any]
 """The arrays of one step of a kernel, by name."""
@@ -81,6 +94,39 @@ def listed_place(steps: Steps, by_rows: bool) -> Callable[..., tuple[Any, ...]]:
     return place
 
 
+def listed(steps: Steps) -> list[Any]:
+    """Returns what a kernel reads of a list of steps, as `Steps` takes it."""
+    return [x for x in steps if x is not None]
+
+
+def with_table(
+    steps: Steps, pattern: MaskPattern | None, rows: int, keys: int, by_rows: bool
+) -> tuple[Steps, dict[str, Window]]:
+    """Says of each step which tile of a pattern it has; and the tiles' window, by name.
+
+    Args:
+        steps: The list.
+        pattern: The pattern, or None: then there is no table.
+        rows: Rows of a step.
+        keys: Keys of a step.
+        by_rows: As in `listed_place`.
+    """
+    if pattern is None:
+        return steps, {}
+    table = table_of(pattern, rows, keys)
+    which: Any = table.which if by_rows else table.which.T
+    if not isinstance(steps.block, np.ndarray):
+        which = jnp.asarray(which)
+    many = steps.block.shape[0] > 1
+    place = list(Steps._fields).index("tile")
+
+    def index(b: Any, h: Any, s: Any, *lists: Any) -> tuple[Any, ...]:
+        return lists[place][b if many else 0, s], 0, 0
+
+    tiles = jnp.asarray(table.tiles), pl.BlockSpec((None, rows, keys), index)
+    return steps._replace(tile=which[steps.block, steps.span]), {"table": tiles}
+
+
 def launch(
     body: Callable[..., None],
     name: str,
@@ -92,6 +138,7 @@ def launch(
     outputs: Mapping[str, Window],
     scratch: Mapping[str, Any],
     parallel: int,
+    values: int = 0,
 ) -> list[Array]:
     """Runs a kernel.
 
@@ -105,6 +152,7 @@ def launch(
         outputs: Shapes with their windows, by name.
         scratch: What it holds beside them, by name.
         parallel: How many axes of the grid, from the first on, may run in any order.
+        values: As in `check_fits`.
 
     Raises:
         UnsupportedError: If it does not fit the memories of the chip.
@@ -114,7 +162,7 @@ def launch(
     limit = None
     if not static.interpret:
         held = static.generation, windows, scratch.values(), scalars
-        limit = check_fits(name, *held)
+        limit = check_fits(name, *held, values)
 
     def kernel(*refs: Any) -> None:
         listed, held = refs[: len(scalars)], refs[len(scalars) :]

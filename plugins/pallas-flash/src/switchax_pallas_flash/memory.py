@@ -64,6 +64,7 @@ def check_fits(
     windows: Iterable[Window],
     scratch: Iterable[Any],
     scalars: Iterable[Any],
+    values: int = 0,
 ) -> int:
     """Checks that a kernel fits the memories of a chip.
 
@@ -73,6 +74,7 @@ def check_fits(
         windows: Of inputs and outputs; each is held twice, one while the other moves.
         scratch: Arrays of vector memory that it has beside them.
         scalars: Arrays that it reads from scalar memory.
+        values: Bytes of what it computes at once, for which there are no registers.
 
     Returns:
         How much vector memory the compiler may use, in bytes.
@@ -82,7 +84,7 @@ def check_fits(
     """
     chip = CHIPS[generation]
     need = sum(2 * bytes_of(spec.block_shape, x.dtype) for x, spec in windows)
-    need += sum(bytes_of(x.shape, x.dtype) for x in scratch)
+    need += sum(bytes_of(x.shape, x.dtype) for x in scratch) + values
     if need * _MARGIN > chip.vmem:
         hint = "name smaller blocks in PallasFlashConfig"
         _refuse(kernel, generation, "vector memory", need * _MARGIN, chip.vmem, hint)

@@ -16,33 +16,12 @@ from switchax import (
     Refusal,
     Request,
     Target,
-    UnsupportedError,
-    current_target,
 )
 
-from .blocks import GENERATIONS, PallasFlashConfig
+from .blocks import PallasFlashConfig
+from .target import compiled_for, refusals_on
 
 __all__ = ["PallasFlashAttention"]
-
-
-def _generation() -> str:
-    """Returns what a kernel is made for.
-
-    Raises:
-        UnsupportedError: Where only the platform is known.
-    """
-    here = current_target()
-    if here.platform == "tpu" and here.generation in GENERATIONS:
-        return here.generation
-    refusal = Refusal(
-        "platform",
-        "generation",
-        str(here),
-        ", ".join(GENERATIONS),
-        "trace within jax.sharding.use_abstract_mesh of a mesh that names the chip",
-    )
-    text = f"pallas_flash: expected a generation to compile for, got {refusal}"
-    raise UnsupportedError(text, {"pallas_flash:pallas_flash": (refusal,)})
 
 
 def _attending(*, interpret: bool) -> Any:
@@ -87,7 +66,7 @@ def _attending(*, interpret: bool) -> Any:
             logits_soft_cap=logits_soft_cap,
             softmax_aux=softmax_aux,
             config=self.config,
-            generation="v6e" if interpret else _generation(),
+            generation=compiled_for("pallas_flash", interpret),
             interpret=interpret,
         )
 
@@ -103,7 +82,7 @@ class PallasFlashAttention(BaseOperation):
     capabilities = Capabilities(
         platforms={"cpu", "tpu"},
         dtypes={"bfloat16", "float32"},
-        features=set(ATTENTION.features) - {"weights", "dropout"},
+        features=set(ATTENTION.features) - {"weights", "dropout", "mask_pattern"},
         differentiable={"query", "key", "value", "bias", "softmax_aux", "lse"},
         cost=Cost.FUSED,
         layouts=("bhtd",),
@@ -122,16 +101,7 @@ class PallasFlashAttention(BaseOperation):
     @classmethod
     def refusals(cls, request: Request, target: Target) -> Iterable[Refusal]:
         """Refuses what no capability can state."""
-        for axis, size in request.sizes.items():
-            if not isinstance(size, int):  # a symbol of jax.export
-                hint = "blocks are counted when a call is traced: export with numbers"
-                yield Refusal("rule", axis, str(size), "a number", hint)
-        known = GENERATIONS
-        if target.platform == "tpu" and target.generation not in ("", *known):
-            hint = "its memories are not known: choose another operation"
-            yield Refusal(
-                "platform", "generation", target.generation, ", ".join(known), hint
-            )
+        return refusals_on(request, target)
 
     forward_tpu = _attending(interpret=False)
     # Pallas's interpreter: slow, for tests.

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from switchax import MaskPattern
+
 __all__ = [
     "LOG2E",
     "Blocks",
@@ -34,7 +36,8 @@ class Blocks(NamedTuple):
         chunks: How many of them are copied at once.
         piece: Keys of a product, a divisor of `chunk` or `block`.
         lanes: Rows that are treated at once, a divisor of `block`; of the forward
-            kernel alone.
+            kernel alone, as is the next.
+        unroll: Chunks of one turn of its loop, 1 or 2.
     """
 
     block: int
@@ -42,6 +45,7 @@ class Blocks(NamedTuple):
     chunks: int
     piece: int
     lanes: int = _LANES
+    unroll: int = 1
 
     @property
     def span(self) -> int:
@@ -60,6 +64,7 @@ class Static:
         backward: Of the backward kernel's.
         q_len: Rows that are somebody's.
         kv_len: Keys that are.
+        pattern: Hides keys beside `Hidden`, of these lengths; or None.
         output: Dtype of the output.
         generation: Of the chip.
         interpret: As `pl.pallas_call` takes it.
@@ -71,6 +76,7 @@ class Static:
     backward: Blocks
     q_len: int
     kv_len: int
+    pattern: MaskPattern | None = None
     output: str = "float32"
     generation: str = "v6e"
     interpret: Any = False
@@ -167,6 +173,8 @@ def visible_of(refs: dict[str, Any], key: Any, keys: Any, rows: Any) -> Any:
     if "q_ids" in refs:
         ids = column(refs["kv_ids"][:, keys], width)
         parts.append(ids == refs["q_ids"][:, rows])
+    if "table" in refs:
+        parts.append(refs["table"][rows, keys].astype(jnp.float32).T > 0)
     if "mask" in refs:
         parts.append(refs["mask"][rows, keys].astype(jnp.float32).T > 0)
     visible = None

@@ -16,6 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from switchax import MaskPattern
+
+from .patterns import sees_of
+
 __all__ = ["Hidden", "Steps", "bounds", "key_steps", "row_steps"]
 
 _INT = np.iinfo(np.int32)
@@ -64,6 +68,7 @@ class Steps(NamedTuple):
         whole: `[batch | 1, steps]`: how many chunks are seen whole by all of the block.
         count: `[batch | 1, steps]`: how many are visited, those first.
         chunk: `[batch | 1, steps, chunks]`: which, by their number in the span.
+        tile: `[batch | 1, steps]`: which tile of a table it has; None without one.
     """
 
     block: Any
@@ -72,6 +77,7 @@ class Steps(NamedTuple):
     whole: Any
     count: Any
     chunk: Any
+    tile: Any = None
 
 
 NOTHING, PARTLY, WHOLLY = 0, 1, 2
@@ -119,15 +125,23 @@ def bounds(
     return first if left is not None else None, end
 
 
-def _sorts(hidden: Hidden, q_len: int, kv_len: int, block_q: int, block_kv: int) -> Any:
+def _sorts(
+    hidden: Hidden,
+    q_len: int,
+    kv_len: int,
+    block_q: int,
+    block_kv: int,
+    pattern: MaskPattern | None,
+) -> Any:
     """Returns NOTHING, PARTLY or WHOLLY of each tile, `[batch | 1, rows, keys]`.
 
     Args:
-        hidden: Padded to whole blocks, but for first and end.
+        hidden: Padded to at least whole blocks, but for first and end.
         q_len: Rows that are somebody's.
         kv_len: Keys that are.
         block_q: Rows of a block.
         block_kv: Keys of a block.
+        pattern: Of q_len and kv_len, or None.
     """
     leaves = jax.tree.leaves(hidden)
     xp: Any = jnp if any(isinstance(x, jax.Array) for x in leaves) else np
@@ -136,8 +150,12 @@ def _sorts(hidden: Hidden, q_len: int, kv_len: int, block_q: int, block_kv: int)
     key_end = key + np.int32(block_kv)
     some: Any = np.ones((1, blocks_q, blocks_kv), bool)
     all_: Any = some & (key_end <= kv_len)
+    if pattern is not None:
+        sees_some, sees_all = sees_of(pattern, block_q, block_kv)
+        some, all_ = some & sees_some, all_ & sees_all
     if hidden.end is not None:
-        first, end = (_by_block(xp, x, block_q) for x in (hidden.lower, hidden.end))
+        given = hidden.lower, hidden.end
+        first, end = (_by_block(xp, x, blocks_q, block_q) for x in given)
         # A row that sees nothing has no say in what the others see.
         sees = end > first
         low = xp.where(sees, first, _INT.max).min(axis=2)[..., None]
@@ -146,29 +164,31 @@ def _sorts(hidden: Hidden, q_len: int, kv_len: int, block_q: int, block_kv: int)
         all_ = all_ & (first.max(axis=2)[..., None] <= key)
         all_ = all_ & (end.min(axis=2)[..., None] >= key_end)
     if hidden.q_ids is not None:
-        q_low, q_high, q_one = _ids(hidden.q_ids, block_q, axis=2)
-        kv_low, kv_high, kv_one = _ids(hidden.kv_ids, block_kv, axis=1)
+        q_low, q_high, q_one = _ids(hidden.q_ids, blocks_q, block_q, axis=2)
+        kv_low, kv_high, kv_one = _ids(hidden.kv_ids, blocks_kv, block_kv, axis=1)
         some = some & (q_low <= kv_high) & (kv_low <= q_high)
         all_ = all_ & q_one & kv_one & (q_low == kv_low)
     if hidden.mask is not None:
         shape = (hidden.mask.shape[0], -1, blocks_q, block_q, blocks_kv, block_kv)
-        tiles = hidden.mask.reshape(shape)
+        # What is copied at once may reach beyond the last block.
+        rows, keys = blocks_q * block_q, blocks_kv * block_kv
+        tiles = hidden.mask[:, :, :rows, :keys].reshape(shape)
         some = some & tiles.any(axis=(1, 3, 5))
         all_ = all_ & tiles.all(axis=(1, 3, 5))
     some, all_ = xp.broadcast_arrays(some, all_)
     return xp.where(some, xp.where(all_, WHOLLY, PARTLY), NOTHING).astype(np.int32)
 
 
-def _by_block(xp: Any, x: Any, size: int) -> Any:
+def _by_block(xp: Any, x: Any, number: int, size: int) -> Any:
     """Splits rows into blocks; the last row fills the last block."""
-    missing = -x.shape[1] % size
+    missing = max(number * size - x.shape[1], 0)
     x = xp.pad(x, ((0, 0), (0, missing)), mode="edge")
-    return x.reshape(x.shape[0], -1, size)
+    return x[:, : number * size].reshape(x.shape[0], number, size)
 
 
-def _ids(ids: Any, size: int, axis: int) -> tuple[Any, Any, Any]:
+def _ids(ids: Any, number: int, size: int, axis: int) -> tuple[Any, Any, Any]:
     """Returns each block's least and greatest id from 0, and whether it has but one."""
-    blocks = ids.reshape(ids.shape[0], -1, size)
+    blocks = ids[:, : number * size].reshape(ids.shape[0], number, size)
     low = jnp.where(blocks < 0, _INT.max, blocks).min(axis=2)
     high = blocks.max(axis=2)
     is_one = (blocks.min(axis=2) == high) & (high >= 0)
@@ -177,7 +197,13 @@ def _ids(ids: Any, size: int, axis: int) -> tuple[Any, Any, Any]:
 
 
 def row_steps(
-    hidden: Hidden, q_len: int, kv_len: int, block: int, chunk: int, chunks: int
+    hidden: Hidden,
+    q_len: int,
+    kv_len: int,
+    block: int,
+    chunk: int,
+    chunks: int,
+    pattern: MaskPattern | None = None,
 ) -> Steps:
     """Lists steps by blocks of rows: the spans of keys that they see.
 
@@ -188,15 +214,22 @@ def row_steps(
         block: Rows of a block.
         chunk: Keys of a chunk.
         chunks: Chunks of a span.
+        pattern: Hides keys too.
     """
-    return _steps(_sorts(hidden, q_len, kv_len, block, chunk), chunks)
+    return _steps(_sorts(hidden, q_len, kv_len, block, chunk, pattern), chunks)
 
 
 def key_steps(
-    hidden: Hidden, q_len: int, kv_len: int, block: int, chunk: int, chunks: int
+    hidden: Hidden,
+    q_len: int,
+    kv_len: int,
+    block: int,
+    chunk: int,
+    chunks: int,
+    pattern: MaskPattern | None = None,
 ) -> Steps:
     """Lists steps by blocks of keys: the spans of rows that see them; see above."""
-    sorts = _sorts(hidden, q_len, kv_len, chunk, block)
+    sorts = _sorts(hidden, q_len, kv_len, chunk, block, pattern)
     return _steps(sorts.swapaxes(1, 2), chunks)
 
 
@@ -208,7 +241,7 @@ def _steps(sorts: Any, chunks: int) -> Steps:
     sorts = xp.pad(sorts, ((0, 0), (0, 0), (0, spans * chunks - number)))
     sorts = sorts.reshape(batch, blocks * spans, chunks)
     # Those that are seen whole come first, those that nobody sees last.
-    index = np.arange(chunks, dtype=np.int32)
+    index = np.arange(chunks, dtype=np.int32)[None, None]
     chunk = xp.sort((WHOLLY - sorts) * np.int32(chunks) + index, axis=2)
     chunk = (chunk % np.int32(chunks)).astype(np.int32)
     whole = (sorts == WHOLLY).sum(axis=2).astype(np.int32)

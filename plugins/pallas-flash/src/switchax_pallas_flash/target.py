@@ -1,0 +1,51 @@
+"""Which chips kernels are made for, and what is refused on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from switchax import Refusal, Request, Target, UnsupportedError, current_target
+
+from .blocks import GENERATIONS
+
+__all__ = ["compiled_for", "refusals_on"]
+
+
+def compiled_for(operation: str, interpret: bool) -> str:
+    """Returns the generation whose memories and sizes count.
+
+    Args:
+        operation: Who asks, for messages.
+        interpret: Whether kernels are interpreted; then any will do.
+
+    Raises:
+        UnsupportedError: Where only the platform is known.
+    """
+    if interpret:
+        return "v6e"
+    here = current_target()
+    if here.platform == "tpu" and here.generation in GENERATIONS:
+        return here.generation
+    refusal = Refusal(
+        "platform",
+        "generation",
+        str(here),
+        ", ".join(GENERATIONS),
+        "trace within jax.sharding.use_abstract_mesh of a mesh that names the chip",
+    )
+    text = f"{operation}: expected a generation to compile for, got {refusal}"
+    raise UnsupportedError(text, {f"{operation}:{operation}": (refusal,)})
+
+
+def refusals_on(request: Request, target: Target) -> Iterator[Refusal]:
+    """Yields what is refused that no capability can state."""
+    for axis, size in request.sizes.items():
+        if not isinstance(size, int):  # a symbol of jax.export
+            hint = "blocks are counted when a call is traced: export with numbers"
+            yield Refusal("rule", axis, str(size), "a number", hint)
+    known = GENERATIONS
+    if target.platform == "tpu" and target.generation not in ("", *known):
+        hint = "its memories are not known: choose another operation"
+        yield Refusal(
+            "platform", "generation", target.generation, ", ".join(known), hint
+        )
