@@ -21,7 +21,8 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-EXPECTED = {"chunked", "flash_attn2", "pallas_flash", "sdpa", "vanilla"}
+EXPECTED = {"blocksparse", "chunked", "flash_attn2", "pallas_flash", "sdpa"}
+EXPECTED |= {"vanilla"}
 NEW = "mykernel"
 
 ATTEND = """

@@ -89,7 +89,7 @@ def test_plugin_has_its_entry_point(folder):
 
 
 @each(PLUGINS)
-def test_plugin_depends_on_this_core_and_no_other_but_the_template(folder):
+def test_plugin_depends_on_this_core_and_no_other_but_for_its_kernels(folder):
     version = Version(__version__)
     allowed = f">={version.major}.{version.minor},<{version.major}.{version.minor + 1}"
     ours = [
@@ -97,9 +97,9 @@ def test_plugin_depends_on_this_core_and_no_other_but_the_template(folder):
         for requirement in map(Requirement, project(folder)["dependencies"])
         if requirement.name.startswith("switchax")
     ]
-    names = ["switchax"]
-    if folder.name == "_template":  # whose backward pass is borrowed
-        names.append("switchax-chunked")
+    # The template borrows its backward pass, blocksparse has the kernels of the other.
+    of = {"_template": "switchax-chunked", "blocksparse": "switchax-pallas-flash"}
+    names = ["switchax", *[of[name] for name in (folder.name,) if name in of]]
     assert [requirement.name for requirement in ours] == names
     assert {requirement.specifier for requirement in ours} == {SpecifierSet(allowed)}
 
