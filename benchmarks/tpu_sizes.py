@@ -1,12 +1,13 @@
 """Which sizes of tiles pallas_flash is fastest with, by the TPU compiler's schedule.
 
-    tox -e bench-tpu-sizes -- [--generation v6e ...] [--write]
+    tox -e bench-tpu-sizes -- --kept FILE [--generation v6e ...] [--write]
 
 Compiles both kernels at each of the sizes below, for each generation and class of
 shapes, with no TPU: bundles of the hot block times the tiles that a causal mask visits,
 as in `tpu_static.py`. The least of them over 8192 and 32768 keys (in the geometric
 mean) is an entry of the table; `--write` writes it where the plugin reads it. What does
-not fit the memories of a generation is left out.
+not fit the memories of a generation is left out. It takes an hour: what is in the file
+of an earlier run is not compiled again.
 """
 
 from __future__ import annotations
@@ -29,23 +30,27 @@ from switchax.inspection.chips import GENERATIONS, environment
 LENGTH = 8192
 CLASSES = ("bfloat16 128", "bfloat16 256", "float32 128", "float32 256")
 # As `Sizes` has them: block, chunk, chunks, piece, lanes, unroll.
-FORWARD = (
-    (512, 512, 4, 128, 256, 1),
-    (512, 512, 4, 512, 256, 2),
-    (1024, 512, 4, 128, 256, 1),
-    (1024, 512, 4, 512, 256, 2),
-    (2048, 512, 4, 128, 256, 1),
-    (1024, 256, 8, 256, 256, 1),
-    (512, 256, 8, 256, 256, 2),
-)
-BACKWARD = (
-    (512, 256, 8, 256),
-    (512, 512, 8, 256),
-    (512, 512, 8, 512),
-    (1024, 512, 8, 256),
-    (1024, 512, 8, 512),
-    (1024, 256, 8, 256),
-)
+SWEEPS = {
+    ("bfloat16", "forward"): (
+        (512, 512, 4, 128, 256, 1),
+        (512, 512, 4, 512, 256, 2),
+        (1024, 512, 4, 128, 256, 1),
+        (1024, 512, 4, 512, 256, 2),
+        (2048, 512, 4, 128, 256, 1),
+    ),
+    ("bfloat16", "backward"): (
+        (512, 512, 8, 256),
+        (512, 512, 8, 512),
+        (1024, 512, 8, 256),
+        (1024, 512, 8, 512),
+    ),
+    # Its products take six passes, beside which the rest is little.
+    ("float32", "forward"): (
+        (512, 512, 4, 128, 256, 1),
+        (1024, 512, 4, 128, 256, 1),
+    ),
+    ("float32", "backward"): ((512, 512, 8, 256), (512, 256, 8, 256)),
+}
 TABLE = Path(__file__).parents[1] / (
     "plugins/pallas-flash/src/switchax_pallas_flash/table.py"
 )
@@ -66,8 +71,8 @@ TABLE: dict[tuple[str, str], Entry] = {{
 '''
 
 
-def measured(generation: str) -> Iterator[dict[str, Any]]:
-    """Compiles all sizes of all classes; in a process of its own."""
+def measured(generation: str, known: set[str]) -> Iterator[dict[str, Any]]:
+    """Compiles all sizes of all classes that are not known; in its own process."""
     import jax
     import numpy as np
     from jax.experimental import topologies
@@ -104,8 +109,12 @@ def measured(generation: str) -> Iterator[dict[str, Any]]:
         x = array((LENGTH, size), dtype)
         row = array((LENGTH,), "float32")
         turned = array((size, LENGTH), dtype)
-        for which, sweep in (("forward", FORWARD), ("backward", BACKWARD)):
-            for sizes in sweep:
+        for which in ("forward", "backward"):
+            for sizes in SWEEPS[dtype, which]:
+                key = {"generation": generation, "class": name, "pass": which}
+                key |= {"sizes": list(sizes)}
+                if json.dumps(key) in known:
+                    continue
                 blocks = Blocks(*sizes)
                 lengths = {"q_len": LENGTH, "kv_len": LENGTH}
                 static = Static(
@@ -142,14 +151,12 @@ def measured(generation: str) -> Iterator[dict[str, Any]]:
                     continue
                 kernels = read_schedules(folder)
                 (hot,) = (k.hot for k in kernels if "pallas_flash" in k.name)
+                said = f"{hot.bundles} bundles, {hot.spills} spills"
+                print(f"{generation} {name} {sizes}: {said}", file=sys.stderr)
                 rows, keys = blocks.block, blocks.chunk
                 if which == "backward":
                     rows, keys = keys, rows
-                yield {
-                    "generation": generation,
-                    "class": name,
-                    "pass": which,
-                    "sizes": sizes,
+                yield key | {
                     "bundles": hot.bundles,
                     "spills": hot.spills,
                     "cycles": [
@@ -159,18 +166,22 @@ def measured(generation: str) -> Iterator[dict[str, Any]]:
                 }
 
 
-def in_a_process(generation: str) -> list[dict[str, Any]]:
+def in_a_process(generation: str, kept: Path) -> None:
     """Measures in a process of its own, as libtpu's settings need."""
     with tempfile.TemporaryDirectory(prefix="switchax-bench-") as dumps:
         settings = environment(generation, dumps)
-        done = subprocess.run(
-            [sys.executable, __file__, "--worker", generation],
+        subprocess.run(
+            [sys.executable, __file__, "--kept", str(kept), "--worker", generation],
             env={**os.environ, **settings, "SWITCHAX_DUMPS": dumps},
-            stdout=subprocess.PIPE,
-            text=True,
             check=True,
         )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def read(kept: Path) -> list[dict[str, Any]]:
+    """Returns what was found before."""
+    if not kept.exists():
+        return []
+    return [json.loads(line) for line in kept.read_text().splitlines()]
 
 
 def best(found: list[dict[str, Any]], *key: str) -> dict[str, Any]:
@@ -199,25 +210,24 @@ def main() -> None:
     """Measures what is asked for, prints it, and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--generation", nargs="+", default=list(GENERATIONS))
-    parser.add_argument("--write", action="store_true", help="the table, of all")
+    parser.add_argument("--kept", type=Path, required=True, help="lines of JSON")
+    parser.add_argument("--write", action="store_true", help="the table")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker:
-        for one in measured(asked.worker):
-            print(json.dumps(one), flush=True)
+        names = ("generation", "class", "pass", "sizes")
+        known = {json.dumps({n: one[n] for n in names}) for one in read(asked.kept)}
+        for one in measured(asked.worker, known):
+            with asked.kept.open("a") as lines:
+                lines.write(json.dumps(one) + "\n")
         return
-    found = []
     for generation in asked.generation:
-        found += in_a_process(generation)
-        for one in found:
-            if one["generation"] == generation:
-                print(*one.values(), flush=True)
+        in_a_process(generation, asked.kept.resolve())
     if asked.write:
-        if set(asked.generation) != set(GENERATIONS):
-            parser.error("expected all generations with --write")
         from importlib.metadata import version
 
-        TABLE.write_text(table(found, asked.generation, version("libtpu")))
+        text = table(read(asked.kept), list(GENERATIONS), version("libtpu"))
+        TABLE.write_text(text)
 
 
 if __name__ == "__main__":

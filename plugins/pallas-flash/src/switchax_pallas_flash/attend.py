@@ -165,6 +165,8 @@ def _attend_padded(
     q, k, v, bias = operands
     q_len, kv_len, v_head_dim = q.shape[2], *v.shape[2:]
     hidden = _without_thin_masks(hidden, q, kv_len)
+    if bias is not None and bias.shape[2:] == (1, 1):  # kernels slice rows or keys
+        bias = jnp.broadcast_to(bias, (*bias.shape[:2], q_len, 1))
     shape = shape_class(str(q.dtype), max(q.shape[3], v_head_dim))
     tile_bytes = 0 if hidden.mask is None else 1
     if bias is not None and 1 not in bias.shape[2:]:
@@ -283,6 +285,7 @@ def _without_unseen(
         if pattern is not None:
             visible &= _pairs_of(pattern)
         seen = visible.any(axis=2)
+        seen = jnp.broadcast_to(seen, (*seen.shape[:2], kv_len))
         if seen.shape[1] > 1:
             seen = seen.reshape(seen.shape[0], kv_heads, -1, kv_len).any(axis=2)
     seen = seen[..., None]
