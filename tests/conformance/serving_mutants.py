@@ -391,3 +391,18 @@ class OneSideHasTheLengthsOfTheOther(Changes):
         if not given or call.lengths[0] != call.lengths[1]:
             return call
         return call.but(q_lengths=call.kv_lengths)
+
+
+@mutant("R2")
+class ScaleOfOneNeedsNoBias(Right):
+    """Logits are taken to be the products, since the scale changes nothing."""
+
+    def attend(self, call):
+        return super().attend(call.but(bias=None) if call.softmax_scale == 1 else call)
+
+
+@mutant("R2")
+class ScaleOfOneNeedsNoCap(Right):
+    def attend(self, call):
+        is_one = call.softmax_scale == 1
+        return super().attend(call.but(logits_soft_cap=None) if is_one else call)

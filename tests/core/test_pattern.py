@@ -1,6 +1,7 @@
 """Mask patterns: what they show, when they are equal, and what core makes of them."""
 
 import copy
+import dataclasses
 import functools
 import pickle
 
@@ -185,3 +186,85 @@ def test_bits_are_those_of_any_length(q_len, kv_len, seed):
     pattern = MaskPattern(shown)
     np.testing.assert_array_equal(np.asarray(pattern), shown)
     assert pattern == pickle.loads(pickle.dumps(pattern))
+
+
+@dataclasses.dataclass(frozen=True)
+class Flagged:
+    flag: object = dataclasses.field(compare=False)
+
+    def __call__(self, row, key):
+        return (key >= row) == bool(self.flag)
+
+
+def test_functions_that_say_they_are_equal_are_not_taken_for_one():
+    one, other = (MaskPattern(Flagged(flag), 4, 4) for flag in (True, False))
+    assert one != other
+    assert one == MaskPattern(Flagged(True), 4, 4)
+    x = jnp.ones((1, 4, 1, 8)) * jnp.arange(4.0)[None, :, None, None]
+    found = [attention(x, x, x, mask_pattern=p, operation="vanilla") for p in (one, other)]
+    assert not np.array_equal(*found)
+
+
+def test_it_has_no_subclass_and_does_not_change():
+    with pytest.raises(TypeError, match="no subclass, got Other"):
+        type("Other", (MaskPattern,), {})
+    with pytest.raises(AttributeError):
+        MaskPattern(NOISE).q_len = 3
+
+
+@pytest.mark.parametrize("within", ["plain", "mesh", "shard_map"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda row, key: jnp.asarray(row) >= jnp.asarray(key),
+        lambda row, key: jnp.mod(row, 2) == jnp.mod(key, 2),
+        lambda row, key: jnp.tri(4, dtype=bool)[jnp.asarray(row), jnp.asarray(key)],
+    ],
+    ids=["compare", "mod", "index"],
+)
+def test_functions_of_jnp_are_asked_wherever_a_call_is_traced(function, within):
+    pattern = MaskPattern(function, 4, 4)
+    x = jax.random.normal(jax.random.key(0), (4, 4, 2, 8))
+
+    def call(x):
+        return attention(x, x, x, mask_pattern=pattern, operation="vanilla")
+
+    expected = attention(x, x, x, mask=np.asarray(pattern), operation="vanilla")
+    mesh = jax.make_mesh((4, 2), ("dp", "tp"), (jax.sharding.AxisType.Auto,) * 2)
+    if within == "plain":
+        found = jax.jit(call)(x)
+    else:
+        if within == "shard_map":
+            spec = jax.sharding.PartitionSpec("dp", None, "tp")
+            call = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)
+        with jax.set_mesh(mesh):
+            found = jax.jit(call)(x)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda: MaskPattern.prefix(0, 4, 4, 2**63 - 2), ValueError, "within 2"),
+        (lambda: MaskPattern.chunked(2**70, 4, 4), ValueError, "within 2"),
+        (lambda: MaskPattern.prefix(1.5, 4, 4), TypeError, "prefix_len as an int"),
+        (lambda: MaskPattern.chunked(2, 4, 4, 0.5), TypeError, "q_offset as an int"),
+        (lambda: MaskPattern(NOISE, 13.0), TypeError, "q_len as an int"),
+        (
+            lambda: np.asarray(MaskPattern(lambda r, k: np.ma.array(r >= k), 3, 4)),
+            TypeError,
+            "a masked array",
+        ),
+        (
+            lambda: jax.jit(
+                lambda t: np.asarray(MaskPattern(lambda r, k: r >= k + t, 3, 4))
+            )(1),
+            TypeError,
+            "a traced value",
+        ),
+    ],
+    ids=range(7),
+)
+def test_what_a_pattern_cannot_be_made_of_is_said(make, error, said):
+    with pytest.raises(error, match=said):
+        make()

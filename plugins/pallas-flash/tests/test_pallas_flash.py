@@ -47,6 +47,9 @@ CALLS = [
     ("R2", {"bias": "row", "causal": True, **LONG}),
     ("R2", {"bias": "heads", "soft_cap": 0.8}),
     ("R2", {"bias": "each", "q_len": 200}),
+    ("R2", {"bias": "full", "q_len": 1, "kv_len": 1, "kv_heads": 1}),
+    ("R2", {"bias": "full", "scale": 1.0}),
+    ("R2", {"soft_cap": 0.8, "scale": -1.0}),
     ("R6", {"mask": "row"}),
     ("R2", {"scale": -0.7, "kv_heads": 2}),
     ("R2", {"scale": 0.0, "v_head_dim": 24}),
@@ -73,9 +76,18 @@ def test_chunks_that_are_copied_one_by_one_do_too(rule, call):
 BEYOND = {**SMALL, "block_kv": 256, "block_q_backward": 256}
 
 
+FAR = {**BEYOND, "block_q_backward": 512, "block_q_compute_backward": 512}
+
+
 @pytest.mark.parametrize("call", [CALLS[0], CALLS[4], CALLS[5]], ids=range(3))
 def test_what_is_copied_at_once_may_reach_beyond_the_last_block(call):
     agrees(*call, BEYOND)
+
+
+@pytest.mark.parametrize("bias", ["", "full", "row", "key"])
+def test_rows_that_the_forward_pass_does_not_write_reach_no_gradient(bias):
+    agrees("R11", {"bias": bias, **LONG, "q_len": 129}, FAR)
+    agrees("R11", {"bias": bias, **LONG, "q_len": 64}, {"block_q_backward": 384})
 
 
 @pytest.mark.parametrize("unroll", [1, 2])
@@ -220,3 +232,20 @@ def test_a_program_for_a_tpu_that_nobody_names_is_refused():
 
     with pytest.raises(UnsupportedError, match="allowed: v5e, v5p, v6e, 7x"):
         jax.eval_shape(call, jax.ShapeDtypeStruct((1, 128, 1, 64), "bfloat16"))
+
+
+def test_a_shard_map_that_follows_what_varies_is_refused_by_name():
+    mesh = jax.make_mesh((2,), ("dp",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("dp")
+    x = jax.random.normal(jax.random.key(0), (2, 5, 1, 8))
+
+    def call(x):
+        return attention(x, x, x, operation="pallas_flash")
+
+    def within(**given):
+        split = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec, **given)
+        return jax.jit(split)(x)
+
+    with pytest.raises(UnsupportedError, match="vary over dp.*check_vma=False"):
+        within()
+    np.testing.assert_allclose(within(check_vma=False), call(x), atol=1e-6)

@@ -19,7 +19,7 @@ from switchax import (
     Target,
 )
 from switchax_pallas_flash.blocks import PallasFlashConfig
-from switchax_pallas_flash.target import compiled_for, refusals_on
+from switchax_pallas_flash.target import check_untyped, compiled_for, refusals_on
 
 __all__ = ["BlockSparseAttention"]
 
@@ -50,6 +50,7 @@ def _attending(*, interpret: bool) -> Any:
         """Computes attention; see `switchax.attention` for the arguments."""
         from switchax_pallas_flash.attend import attend  # heavy imports live in there
 
+        check_untyped("blocksparse", query, key, value)
         return attend(
             query,
             key,

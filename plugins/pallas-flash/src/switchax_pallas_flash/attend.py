@@ -165,8 +165,6 @@ def _attend_padded(
     q, k, v, bias = operands
     q_len, kv_len, v_head_dim = q.shape[2], *v.shape[2:]
     hidden = _without_thin_masks(hidden, q, kv_len)
-    if bias is not None and bias.shape[2:] == (1, 1):  # kernels slice rows or keys
-        bias = jnp.broadcast_to(bias, (*bias.shape[:2], q_len, 1))
     shape = shape_class(str(q.dtype), max(q.shape[3], v_head_dim))
     tile_bytes = 0 if hidden.mask is None else 1
     if bias is not None and 1 not in bias.shape[2:]:
@@ -174,6 +172,8 @@ def _attend_padded(
     forward, backward, rows, keys = blocks_for(
         options["generation"], shape, q_len, kv_len, tile_bytes, config
     )
+    if bias is not None and bias.shape[2:] == (1, 1):  # kernels slice rows or keys
+        bias = jnp.broadcast_to(bias, (*bias.shape[:2], rows, 1))
     lengths = {"q_len": q_len, "kv_len": kv_len}
     static = Static(forward=forward, backward=backward, **lengths, **options)
     k, v = _without_unseen(k, v, hidden, q.shape[1], static.pattern)

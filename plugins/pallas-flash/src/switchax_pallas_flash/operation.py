@@ -19,7 +19,7 @@ from switchax import (
 )
 
 from .blocks import PallasFlashConfig
-from .target import compiled_for, refusals_on
+from .target import check_untyped, compiled_for, refusals_on
 
 __all__ = ["PallasFlashAttention"]
 
@@ -49,6 +49,7 @@ def _attending(*, interpret: bool) -> Any:
         """Computes attention; see `switchax.attention` for the arguments."""
         from .attend import attend  # heavy imports live in there
 
+        check_untyped("pallas_flash", query, key, value)
         return attend(
             query,
             key,

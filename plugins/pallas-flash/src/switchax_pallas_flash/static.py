@@ -117,8 +117,11 @@ def unit_of(static: Static, has_bias: bool) -> float:
 
     Without bias and cap the scale is left to the exponential, which multiplies anyway.
     """
-    is_plain = not has_bias and static.cap is None and static.scale != 0
-    return static.scale if is_plain else 1.0
+    return static.scale if _is_plain(static, has_bias) else 1.0
+
+
+def _is_plain(static: Static, has_bias: bool) -> bool:
+    return not has_bias and static.cap is None and static.scale != 0
 
 
 def logits_of(static: Static, x: Any, bias: Any) -> tuple[Any, Any]:
@@ -132,7 +135,7 @@ def logits_of(static: Static, x: Any, bias: Any) -> tuple[Any, Any]:
     Returns:
         Logits in units of `unit_of`, and None where the derivative is 1.
     """
-    if unit_of(static, bias is not None) == static.scale != 0:
+    if _is_plain(static, bias is not None):
         return x, None
     x = x * static.scale if static.scale != 0 else jnp.zeros_like(x)
     if bias is not None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax
+from jax import Array
+
 from switchax import Refusal, Request, Target, UnsupportedError, current_target
 
 from .blocks import GENERATIONS
 
-__all__ = ["compiled_for", "refusals_on"]
+__all__ = ["check_untyped", "compiled_for", "refusals_on"]
 
 
 def compiled_for(operation: str, interpret: bool) -> str:
@@ -34,6 +37,31 @@ def compiled_for(operation: str, interpret: bool) -> str:
         "trace within jax.sharding.use_abstract_mesh of a mesh that names the chip",
     )
     text = f"{operation}: expected a generation to compile for, got {refusal}"
+    raise UnsupportedError(text, {f"{operation}:{operation}": (refusal,)})
+
+
+def check_untyped(operation: str, *arrays: Array) -> None:
+    """Checks that nobody follows how values vary over a mesh: Pallas does not say it.
+
+    Args:
+        operation: Who asks, for messages.
+        arrays: Its operands.
+
+    Raises:
+        UnsupportedError: Within a `jax.shard_map` that does.
+    """
+    types = [jax.typeof(x).manual_axis_type for x in arrays]
+    axes = sorted({axis for found in types for axis in found.varying})
+    if not axes:
+        return
+    refusal = Refusal(
+        "rule",
+        "check_vma",
+        f"operands that vary over {', '.join(axes)}",
+        "a shard_map that does not follow it",
+        "pass check_vma=False to jax.shard_map, which Pallas cannot be traced with",
+    )
+    text = f"{operation}: expected check_vma=False, got {refusal}"
     raise UnsupportedError(text, {f"{operation}:{operation}": (refusal,)})
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from switchax.checks import fail_type, fail_value, is_integer
+from switchax.sameness import is_same
 
 __all__ = ["MaskPattern"]
 
@@ -22,6 +23,8 @@ Visible = Callable[[Ints, Ints], Any]
 
 _WHERE = "MaskPattern"
 _ROWS = 1024  # that are looked at together where all of a pattern is
+_FAR = 2**31  # int64 holds sums of what is nearer
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 class MaskPattern:
@@ -36,7 +39,8 @@ class MaskPattern:
         out = switchax.attention(query, key, value, mask_pattern=pattern)
 
     Make a pattern once, outside of the function that is compiled: patterns are equal if
-    they are of equal arrays, or of one function, and each that is not is traced anew.
+    they are of equal arrays, or of functions that nothing can tell apart, and each that
+    is not is traced anew. The class has no subclasses.
 
     Args:
         visible: A bool array of numpy `[q_len, kv_len]`, which is copied; or a function
@@ -56,7 +60,11 @@ class MaskPattern:
         ValueError: If an array is not of two axes, or lengths are not its own.
     """
 
-    __slots__ = ("__dict__", "_bits", "_function", "kv_len", "q_len")
+    __slots__ = ("__dict__", "_bits", "_function", "_kv_len", "_q_len")
+
+    def __init_subclass__(cls) -> None:
+        got, todo = f"{cls.__name__}", "what is shown is the function's to say"
+        raise fail_type(_WHERE, "no subclass", got, todo)
 
     def __init__(
         self,
@@ -69,15 +77,25 @@ class MaskPattern:
         given = {"q_len": q_len, "kv_len": kv_len}
         if isinstance(visible, np.ndarray):
             _check_array(visible, given)
-            self.q_len, self.kv_len = visible.shape
-            self._bits = np.packbits(visible, axis=1)
+            self._q_len, self._kv_len = visible.shape
+            self._bits = np.packbits(np.asarray(visible), axis=1)
         elif callable(visible):
-            self.q_len, self.kv_len = (_length(n, x) for n, x in given.items())
+            self._q_len, self._kv_len = (_length(n, x) for n, x in given.items())
             self._function = _hashable(visible)
         else:
             got = f"a {type(visible).__name__}"
             todo = "an array of JAX goes in as mask, or by numpy.asarray"
             raise fail_type(_WHERE, "an array of numpy or a function", got, todo)
+
+    @property
+    def q_len(self) -> int:
+        """Query rows."""
+        return self._q_len
+
+    @property
+    def kv_len(self) -> int:
+        """Keys."""
+        return self._kv_len
 
     @classmethod
     def prefix(
@@ -90,8 +108,13 @@ class MaskPattern:
             q_len: Query rows.
             kv_len: Keys.
             q_offset: Key position of row 0.
+
+        Raises:
+            TypeError: If a number is no int.
+            ValueError: If it is beyond 2**31.
         """
-        return cls(_Prefix(prefix_len, q_offset), q_len, kv_len)
+        numbers = _number("prefix_len", prefix_len), _number("q_offset", q_offset)
+        return cls(_Prefix(*numbers), q_len, kv_len)
 
     @classmethod
     def chunked(
@@ -106,12 +129,14 @@ class MaskPattern:
             q_offset: Key position of row 0.
 
         Raises:
-            ValueError: For a chunk below 1.
+            TypeError: If a number is no int.
+            ValueError: If it is beyond 2**31; for a chunk below 1.
         """
-        if not is_integer(chunk) or chunk < 1:
+        numbers = _number("chunk", chunk), _number("q_offset", q_offset)
+        if numbers[0] < 1:
             rule, todo = "a chunk of at least 1", "it is a number of tokens"
-            raise fail_value(f"{_WHERE}.chunked", rule, f"chunk={chunk!r}", todo)
-        return cls(_Chunks(int(chunk), q_offset), q_len, kv_len)
+            raise fail_value(_WHERE, rule, f"chunk={chunk!r}", todo)
+        return cls(_Chunks(*numbers), q_len, kv_len)
 
     def tile(self, rows: slice, keys: slice) -> Bools:
         """Returns which of some keys some rows see, bool `[rows, keys]`.
@@ -136,8 +161,12 @@ class MaskPattern:
         assert self._function is not None  # narrows the type
         row = np.arange(first, end, dtype=np.int64)[:, None]
         key = np.arange(start, stop, dtype=np.int64)[None]
-        with jax.ensure_compile_time_eval():  # it may be of jnp, where a call is traced
-            found = np.asarray(self._function(row, key))
+        # It may be of jnp, and the call be traced, on a mesh or within shard_map.
+        with (
+            jax.ensure_compile_time_eval(),
+            jax.sharding.use_abstract_mesh(_NO_MESH),
+        ):
+            found = _as_array(self._function(row, key))
         if found.dtype != np.bool_:
             got, todo = f"dtype {found.dtype}", "compare row and key"
             raise fail_type(_WHERE, "the function to return bools", got, todo)
@@ -203,20 +232,32 @@ class MaskPattern:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, MaskPattern) or self._identity != other._identity:
+        if not isinstance(other, MaskPattern) or hash(self) != hash(other):
             return False
-        return self._function is not None or self.digest == other.digest
+        if (self.q_len, self.kv_len) != (other.q_len, other.kv_len):
+            return False
+        if self._function is None and other._function is None:
+            return self.digest == other.digest
+        return is_same(self._function, other._function)
 
     def __hash__(self) -> int:
-        return hash(self._identity)
-
-    @property
-    def _identity(self) -> Any:
-        return self.q_len, self.kv_len, self._function
+        return hash((self.q_len, self.kv_len, self._function))
 
     def is_same_as(self, other: object) -> bool:
         """Whether nothing can tell two patterns apart."""
         return self == other
+
+
+def _as_array(found: Any) -> NDArray[Any]:
+    """Returns what a function said of pairs."""
+    if isinstance(found, np.ma.MaskedArray):
+        got, todo = "a masked array", "fill it: numpy's masks are another thing"
+        raise fail_type(_WHERE, "the function to return bools", got, todo)
+    try:
+        return np.asarray(found)
+    except jax.errors.TracerArrayConversionError as error:
+        got, todo = "a traced value", "what depends on one goes in as mask"
+        raise fail_type(_WHERE, "the function to return bools", got, todo) from error
 
 
 def _check_array(visible: NDArray[Any], given: dict[str, int | None]) -> None:
@@ -230,7 +271,7 @@ def _check_array(visible: NDArray[Any], given: dict[str, int | None]) -> None:
         got, todo = f"shape {visible.shape}", "it is the same for all heads"
         raise fail_value(_WHERE, "an array [q_len, kv_len]", got, todo)
     for (name, length), own in zip(given.items(), visible.shape, strict=True):
-        if length is not None and length != own:
+        if length is not None and _length(name, length) != own:
             got, todo = f"{name}={length}", "leave it out"
             raise fail_value(_WHERE, f"the array's {name}={own}", got, todo)
 
@@ -250,6 +291,16 @@ def _length(name: str, value: Any) -> int:
         return int(value)
     got, todo = f"{name}={value!r}", "it is that of the calls"
     raise fail_type(_WHERE, f"{name} as an int from 0 on", got, todo)
+
+
+def _number(name: str, value: Any) -> int:
+    if not is_integer(value):
+        got, todo = f"{name}={value!r}", "it is a number of tokens"
+        raise fail_type(_WHERE, f"{name} as an int", got, todo)
+    if abs(value) > _FAR:
+        got, todo = f"{name}={value}", "no sequence is as long"
+        raise fail_value(_WHERE, f"{name} within 2**31", got, todo)
+    return int(value)
 
 
 def _of_bits(bits: NDArray[np.uint8], kv_len: int) -> MaskPattern:

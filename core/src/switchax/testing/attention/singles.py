@@ -179,6 +179,10 @@ def logits(full: bool) -> list[Entry]:
     """What changes logits, and sinks."""
     entries: list[Entry] = [
         ("R2", {"scale": -0.7, "factor": 5.0}),  # the largest product is the least
+        # The logits are the products, but for what comes after the scale.
+        ("R2", {"scale": 1.0, "bias": "full"}),
+        ("R2", {"scale": 1.0, "soft_cap": 0.8}),
+        ("R2", {"bias": "full", "q_len": 1, "kv_len": 1}),
         ("R2", {"scale": 0.0}),
         ("R2", {"bias": "full"}),
         ("R2", {"bias": "head"}),
