@@ -201,7 +201,9 @@ def test_functions_that_say_they_are_equal_are_not_taken_for_one():
     assert one != other
     assert one == MaskPattern(Flagged(True), 4, 4)
     x = jnp.ones((1, 4, 1, 8)) * jnp.arange(4.0)[None, :, None, None]
-    found = [attention(x, x, x, mask_pattern=p, operation="vanilla") for p in (one, other)]
+    found = [
+        attention(x, x, x, mask_pattern=p, operation="vanilla") for p in (one, other)
+    ]
     assert not np.array_equal(*found)
 
 

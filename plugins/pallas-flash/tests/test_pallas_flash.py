@@ -144,7 +144,7 @@ def test_tiles_of_the_table_divide_what_they_are_given(entry, length):
 
 
 def test_a_bias_of_every_row_and_key_is_copied_in_smaller_parts():
-    entry = "v5p", "bfloat16 128"
+    entry = "v6e", "bfloat16 128"
     plain, *_ = blocks_for(*entry, 8192, 8192, 0, None)
     biased, *_ = blocks_for(*entry, 8192, 8192, 4, None)
     assert 1 <= biased.chunks < plain.chunks
