@@ -246,6 +246,6 @@ def test_a_shard_map_that_follows_what_varies_is_refused_by_name():
         split = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec, **given)
         return jax.jit(split)(x)
 
-    with pytest.raises(UnsupportedError, match="vary over dp.*check_vma=False"):
+    with pytest.raises(UnsupportedError, match=r"vary over dp.*check_vma=False"):
         within()
     np.testing.assert_allclose(within(check_vma=False), call(x), atol=1e-6)

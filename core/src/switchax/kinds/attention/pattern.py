@@ -72,6 +72,8 @@ class MaskPattern:
         q_len: int | None = None,
         kv_len: int | None = None,
     ) -> None:
+        self._q_len: int
+        self._kv_len: int
         self._function: Visible | None = None
         self._bits: NDArray[np.uint8] | None = None
         given = {"q_len": q_len, "kv_len": kv_len}
