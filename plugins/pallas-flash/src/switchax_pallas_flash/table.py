@@ -33,31 +33,31 @@ TABLE: dict[tuple[str, str], Entry] = {
     ("v5e", "float32 256"): Entry(
         # 1628600 cycles, spills 7275 of 11975
         Sizes(512, 512, 4, 128, 256, 1),
-        # 1197888 cycles, spills 19774 of 8808
+        # 3844584 cycles, spills 20315 of 28269
         Sizes(512, 512, 8, 256),
     ),
     ("v5p", "bfloat16 128"): Entry(
-        # 166056 cycles, spills 22 of 1221
-        Sizes(512, 512, 4, 128, 256, 1),
-        # 303824 cycles, spills 1274 of 2234
+        # 143548 cycles, spills 412 of 2111
+        Sizes(512, 512, 4, 512, 256, 2),
+        # 305184 cycles, spills 1270 of 2244
         Sizes(512, 512, 8, 512),
     ),
     ("v5p", "bfloat16 256"): Entry(
-        # 261460 cycles, spills 925 of 3845
+        # 268464 cycles, spills 931 of 3948
         Sizes(512, 512, 4, 512, 256, 2),
-        # 631856 cycles, spills 1721 of 4646
-        Sizes(512, 512, 8, 256),
+        # 615944 cycles, spills 2285 of 4529
+        Sizes(512, 512, 8, 512),
     ),
     ("v5p", "float32 128"): Entry(
-        # 824160 cycles, spills 2755 of 6060
+        # 823072 cycles, spills 3010 of 6052
         Sizes(512, 512, 4, 128, 256, 1),
-        # 2042176 cycles, spills 10525 of 15016
+        # 2039728 cycles, spills 10508 of 14998
         Sizes(512, 512, 8, 256),
     ),
     ("v5p", "float32 256"): Entry(
-        # 1628600 cycles, spills 7275 of 11975
+        # 1638120 cycles, spills 7533 of 12045
         Sizes(512, 512, 4, 128, 256, 1),
-        # 1197888 cycles, spills 19774 of 8808
+        # 3904424 cycles, spills 20269 of 28709
         Sizes(512, 512, 8, 256),
     ),
     ("v6e", "bfloat16 128"): Entry(
