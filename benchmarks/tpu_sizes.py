@@ -77,6 +77,7 @@ def measured(generation: str, known: set[str]) -> Iterator[dict[str, Any]]:
     import numpy as np
     from jax.experimental import topologies
 
+    from switchax import UnsupportedError
     from switchax.inspection.schedule import read_schedules
     from switchax_pallas_flash.backward import gradients_of
     from switchax_pallas_flash.forward import attend_rows
@@ -145,7 +146,7 @@ def measured(generation: str, known: set[str]) -> Iterator[dict[str, Any]]:
                 try:
                     with jax.set_mesh(mesh):
                         jax.jit(function).lower(*arrays).compile()
-                except Exception as error:
+                except (UnsupportedError, jax.errors.JaxRuntimeError) as error:
                     said = str(error).splitlines()[0][:150]
                     print(f"{generation} {name} {sizes}: {said}", file=sys.stderr)
                     continue

@@ -245,19 +245,15 @@ def _without_unseen(
     """Puts 0 where no row sees a key: it may hold NaN, and 0 * NaN is NaN."""
     kv_len, kv_heads = k.shape[2], k.shape[1]
     seen = None
-    is_static = not isinstance(hidden.end, jax.Array)
-    if (
-        hidden.q_ids is None
-        and hidden.mask is None
-        and pattern is not None
-        and is_static
-    ):
+    by_position = hidden.q_ids is None and hidden.mask is None
+    is_static = by_position and not isinstance(hidden.end, jax.Array)
+    if pattern is not None and is_static:
         edges = (None if x is None else x[0] for x in (hidden.first, hidden.end))
         seen = first_rows(pattern, *edges) < pattern.q_len
         if seen.all():
             return k, v
         seen = jnp.asarray(seen)[None, None]
-    elif hidden.q_ids is None and hidden.mask is None and pattern is None:
+    elif pattern is None and by_position:
         if hidden.end is None:
             return k, v
         # The keys of following rows are a range that moves by one: so is the union.
