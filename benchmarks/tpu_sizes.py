@@ -15,19 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tpu_static import LENGTHS, visited
+from tpu_compile import LENGTH, LENGTHS, Compiler, run_worker, visited
 
-from switchax.inspection.chips import GENERATIONS, environment
+from switchax.inspection.chips import GENERATIONS
 
-LENGTH = 8192
 CLASSES = ("bfloat16 128", "bfloat16 256", "float32 128", "float32 256")
 # As `Sizes` has them: block, chunk, chunks, piece, lanes, unroll.
 SWEEPS = {
@@ -71,25 +67,39 @@ TABLE: dict[tuple[str, str], Entry] = {{
 '''
 
 
-def measured(generation: str, known: set[str]) -> Iterator[dict[str, Any]]:
-    """Compiles all sizes of all classes that are not known; in its own process."""
-    import jax
-    import numpy as np
-    from jax.experimental import topologies
+def candidates(generation: str) -> Iterator[dict[str, Any]]:
+    """Yields what is compiled, as it is kept."""
+    for name in CLASSES:
+        for which in ("forward", "backward"):
+            for sizes in SWEEPS[name.split()[0], which]:
+                yield {
+                    "generation": generation,
+                    "class": name,
+                    "pass": which,
+                    "sizes": list(sizes),
+                }
 
-    from switchax import UnsupportedError
-    from switchax.inspection.schedule import read_schedules
+
+def kernel_of(one: dict[str, Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """Returns one pass over a head under a causal mask, and its arrays."""
     from switchax_pallas_flash.backward import gradients_of
     from switchax_pallas_flash.forward import attend_rows
     from switchax_pallas_flash.static import Blocks, Operands, Static
     from switchax_pallas_flash.steps import Hidden, bounds
 
-    folder = Path(os.environ["SWITCHAX_DUMPS"])
-    topology = topologies.get_topology_desc(
-        platform="tpu", topology_name=GENERATIONS[generation].topology
+    dtype, head_dim = one["class"].split()
+    size = int(head_dim)
+    blocks = Blocks(*one["sizes"])
+    static = Static(
+        size**-0.5,
+        None,
+        blocks,
+        blocks,
+        output=dtype,
+        generation=one["generation"],
+        q_len=LENGTH,
+        kv_len=LENGTH,
     )
-    mesh = jax.sharding.Mesh(np.array(topology.devices[:1]), ("x",))
-    here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     first, end = bounds(
         LENGTH,
         LENGTH,
@@ -101,81 +111,51 @@ def measured(generation: str, known: set[str]) -> Iterator[dict[str, Any]]:
     )
     hidden = Hidden(first, end)
 
-    def array(shape: Any, dtype: str) -> Any:
-        return jax.ShapeDtypeStruct((1, 1, *shape), dtype, sharding=here)
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        return attend_rows(static, Operands(q, k, v, None), hidden)
 
-    for name in CLASSES:
-        dtype, head_dim = name.split()
-        size = int(head_dim)
-        x = array((LENGTH, size), dtype)
-        row = array((LENGTH,), "float32")
-        turned = array((size, LENGTH), dtype)
-        for which in ("forward", "backward"):
-            for sizes in SWEEPS[dtype, which]:
-                key = {"generation": generation, "class": name, "pass": which}
-                key |= {"sizes": list(sizes)}
-                if json.dumps(key) in known:
-                    continue
-                blocks = Blocks(*sizes)
-                lengths = {"q_len": LENGTH, "kv_len": LENGTH}
-                static = Static(
-                    size**-0.5,
-                    None,
-                    blocks,
-                    blocks,
-                    output=dtype,
-                    generation=generation,
-                    **lengths,
-                )
+    def backward(q: Any, k: Any, v: Any, *given: Any) -> Any:
+        lse, d_output, delta = given
+        operands = Operands(q, k, v, None)
+        return gradients_of(static, operands, hidden, lse, d_output, delta)
 
-                def forward(q: Any, k: Any, v: Any, static: Any = static) -> Any:
-                    return attend_rows(static, Operands(q, k, v, None), hidden)
-
-                def backward(
-                    q: Any, k: Any, v: Any, *given: Any, static: Any = static
-                ) -> Any:
-                    operands = Operands(q, k, v, None)
-                    lse, d_output, delta = given
-                    return gradients_of(static, operands, hidden, lse, d_output, delta)
-
-                function, arrays = forward, (x, x, x)
-                if which == "backward":
-                    function, arrays = backward, (x, x, x, row, turned, row)
-                for written in folder.iterdir():
-                    written.unlink()
-                try:
-                    with jax.set_mesh(mesh):
-                        jax.jit(function).lower(*arrays).compile()
-                except (UnsupportedError, jax.errors.JaxRuntimeError) as error:
-                    said = str(error).splitlines()[0][:150]
-                    print(f"{generation} {name} {sizes}: {said}", file=sys.stderr)
-                    continue
-                kernels = read_schedules(folder)
-                (hot,) = (k.hot for k in kernels if "pallas_flash" in k.name)
-                said = f"{hot.bundles} bundles, {hot.spills} spills"
-                print(f"{generation} {name} {sizes}: {said}", file=sys.stderr)
-                rows, keys = blocks.block, blocks.chunk
-                if which == "backward":
-                    rows, keys = keys, rows
-                yield key | {
-                    "bundles": hot.bundles,
-                    "spills": hot.spills,
-                    "cycles": [
-                        hot.bundles * visited(n, rows, keys) // blocks.unroll
-                        for n in LENGTHS
-                    ],
-                }
+    operand = (1, 1, LENGTH, size), dtype
+    if one["pass"] == "forward":
+        return forward, [operand] * 3
+    row, turned = ((1, 1, LENGTH), "float32"), ((1, 1, size, LENGTH), dtype)
+    return backward, [*[operand] * 3, row, turned, row]
 
 
-def in_a_process(generation: str, kept: Path) -> None:
-    """Measures in a process of its own, as libtpu's settings need."""
-    with tempfile.TemporaryDirectory(prefix="switchax-bench-") as dumps:
-        settings = environment(generation, dumps)
-        subprocess.run(
-            [sys.executable, __file__, "--kept", str(kept), "--worker", generation],
-            env={**os.environ, **settings, "SWITCHAX_DUMPS": dumps},
-            check=True,
-        )
+def measured(generation: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Compiles all sizes of all classes that are not known; in its own process."""
+    import jax
+
+    from switchax import UnsupportedError
+
+    compiler = Compiler(generation)
+    for one in candidates(generation):
+        if any(one.items() <= of.items() for of in known):
+            continue
+        said = f"{generation} {one['class']} {one['pass']} {one['sizes']}"
+        try:
+            kernels = compiler.schedules(*kernel_of(one))
+        except (UnsupportedError, jax.errors.JaxRuntimeError) as error:
+            print(said, str(error).splitlines()[0][:150], file=sys.stderr, flush=True)
+            continue
+        (hot,) = (k.hot for k in kernels if "pallas_flash" in k.name)
+        found = f"{hot.bundles} bundles, {hot.spills} spills"
+        print(said, found, file=sys.stderr, flush=True)
+        rows, keys, *_ = one["sizes"]
+        chunks = 1
+        if one["pass"] == "backward":
+            rows, keys = keys, rows
+        else:
+            chunks = one["sizes"][-1]  # of one turn
+        yield one | {
+            "bundles": hot.bundles,
+            "spills": hot.spills,
+            "cycles": [hot.bundles * visited(n, rows, keys) // chunks for n in LENGTHS],
+        }
 
 
 def read(kept: Path) -> list[dict[str, Any]]:
@@ -216,14 +196,12 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker:
-        names = ("generation", "class", "pass", "sizes")
-        known = {json.dumps({n: one[n] for n in names}) for one in read(asked.kept)}
-        for one in measured(asked.worker, known):
+        for one in measured(asked.worker, read(asked.kept)):
             with asked.kept.open("a") as lines:
                 lines.write(json.dumps(one) + "\n")
         return
     for generation in asked.generation:
-        in_a_process(generation, asked.kept.resolve())
+        run_worker(__file__, generation, "--kept", str(asked.kept.resolve()))
     if asked.write:
         from importlib.metadata import version
 

@@ -19,18 +19,14 @@ import argparse
 import importlib.util
 import json
 import math
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from switchax.inspection.chips import GENERATIONS, environment
+from tpu_compile import LENGTH, LENGTHS, Compiler, run_worker, visited
 
-HEADS, LENGTH = 8, 8192
-LENGTHS = (8192, 32768)
+HEADS = 8
 PASSES = ("forward", "backward")
 # Rows, keys that are copied at once, and those of them that are computed at once.
 SIZES = {
@@ -65,44 +61,20 @@ class Found(NamedTuple):
     cycles: dict[str, int]
 
 
-def visited(length: int, rows: int, keys: int) -> int:
-    """Tiles of rows x keys of which a causal mask shows anything."""
-    return sum(
-        -(-min((n + 1) * rows, length) // keys) for n in range(math.ceil(length / rows))
-    )
-
-
 def measured(generation: str, head_dim: int, which: str) -> Iterator[Found]:
     """Compiles every contender at every size; in a process of its own."""
-    import jax
-    import numpy as np
-    from jax.experimental import topologies
+    from switchax.inspection.schedule import MATRIX
 
-    from switchax.inspection.schedule import MATRIX, read_schedules
-
-    folder = Path(os.environ["SWITCHAX_DUMPS"])
-    topology = topologies.get_topology_desc(
-        platform="tpu", topology_name=GENERATIONS[generation].topology
-    )
-    mesh = jax.sharding.Mesh(np.array(topology.devices[:1]), ("x",))
-    here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-
-    def schedules(function: Callable[..., Any], shapes: Any) -> Any:
-        arrays = [jax.ShapeDtypeStruct(s, "bfloat16", sharding=here) for s in shapes]
-        before = frozenset(folder.iterdir())
-        with jax.set_mesh(mesh):
-            jax.jit(function).lower(*arrays).compile()
-        return read_schedules(folder, before)
-
+    compiler = Compiler(generation)
     for name, contender in CONTENDERS.items():
         for sizes in SIZES[which]:
             try:
-                given = which, sizes, head_dim, generation
-                function, block, tiles = contender(*given)
+                function, block, tiles = contender(which, sizes, head_dim, generation)
                 shape = (HEADS, LENGTH, head_dim)
                 if name == "pallas_flash":
                     shape = (1, *shape)
-                found = schedules(function, [shape] * (3 if which == "forward" else 4))
+                arrays = [(shape, "bfloat16")] * (3 if which == "forward" else 4)
+                found = compiler.schedules(function, arrays)
             except Exception as error:
                 said = str(error).splitlines()[0][:100]
                 print(f"{name} {sizes}: {said}", file=sys.stderr, flush=True)
@@ -146,8 +118,13 @@ def of_pallas_flash(which: str, sizes: Any, head_dim: int, generation: str) -> A
         )
         block = (rows, compute)
     else:
+        # The sizes of the forward pass before it are those of splash below.
         config = PallasFlashConfig(
-            block_kv_backward=keys, block_q_compute_backward=rows
+            block_q=512,
+            block_kv=512,
+            block_kv_compute=512,
+            block_kv_backward=keys,
+            block_q_compute_backward=rows,
         )
         block = (rows, keys)
 
@@ -231,20 +208,6 @@ if importlib.util.find_spec("tokamax"):
     CONTENDERS["tokamax"] = of_tokamax
 
 
-def in_a_process(generation: str, head_dim: int, which: str) -> list[Found]:
-    """Measures in a process of its own, as libtpu's settings need."""
-    with tempfile.TemporaryDirectory(prefix="switchax-bench-") as dumps:
-        settings = environment(generation, dumps)
-        done = subprocess.run(
-            [sys.executable, __file__, which, "--worker", generation, str(head_dim)],
-            env={**os.environ, **settings, "SWITCHAX_DUMPS": dumps},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-    return [Found(*row) for row in json.loads(done.stdout.splitlines()[-1])]
-
-
 def show(generation: str, head_dim: int, which: str, found: list[Found]) -> None:
     """Prints the best of each contender, and ratios to ours."""
     print(f"\n{which}, {generation}, bfloat16, causal, head_dim {head_dim}")
@@ -276,18 +239,19 @@ def main() -> None:
     parser.add_argument("--generation", nargs="+", default=["v5e", "v6e", "7x"])
     parser.add_argument("--head-dim", nargs="+", type=int, default=[128, 64])
     parser.add_argument("--json", type=Path, help="where every size is written to")
-    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker:
-        generation, head_dim = asked.worker
-        found = list(measured(generation, int(head_dim), asked.passes[0]))
-        print(json.dumps(found))
+        (which,), (head_dim,) = asked.passes, asked.head_dim
+        print(json.dumps(list(measured(asked.worker, head_dim, which))))
         return
     kept = []
     for which in asked.passes:
         for generation in asked.generation:
             for head_dim in asked.head_dim:
-                found = in_a_process(generation, head_dim, which)
+                given = which, "--head-dim", str(head_dim)
+                said = run_worker(__file__, generation, *given)
+                found = [Found(*row) for row in json.loads(said.splitlines()[-1])]
                 show(generation, head_dim, which, found)
                 kept += [(which, generation, head_dim, *one) for one in found]
     if asked.json:
