@@ -1,6 +1,6 @@
 """What TPU kernels take by the compiler's own schedule, beside JAX's and tokamax's.
 
-    tox -e bench-tpu-static -- [forward] [backward] [--generation v6e ...]
+    tox -e bench-tpu-static -- [--passes forward ...] [--generation v6e ...]
                                [--head-dim 128 ...] [--json FILE]
 
 No TPU is asked for: libtpu compiles each kernel for the generation and writes the
@@ -235,7 +235,7 @@ def show(generation: str, head_dim: int, which: str, found: list[Found]) -> None
 def main() -> None:
     """Measures what is asked for, and prints it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("passes", nargs="*", choices=PASSES, default=list(PASSES))
+    parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
     parser.add_argument("--generation", nargs="+", default=["v5e", "v6e", "7x"])
     parser.add_argument("--head-dim", nargs="+", type=int, default=[128, 64])
     parser.add_argument("--json", type=Path, help="where every size is written to")
@@ -249,7 +249,7 @@ def main() -> None:
     for which in asked.passes:
         for generation in asked.generation:
             for head_dim in asked.head_dim:
-                given = which, "--head-dim", str(head_dim)
+                given = "--passes", which, "--head-dim", str(head_dim)
                 said = run_worker(__file__, generation, *given)
                 found = [Found(*row) for row in json.loads(said.splitlines()[-1])]
                 show(generation, head_dim, which, found)
