@@ -7,8 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, use_abstract_mesh
 
-from switchax import MaskPattern, OperationMetadata, OperationRegistry, attention
+from switchax import (
+    MaskPattern,
+    OperationMetadata,
+    OperationRegistry,
+    UnsupportedError,
+    attention,
+)
 from switchax.testing.attention import AttentionCall, AttentionCase
 from switchax_blocksparse import BlockSparseConfig
 
@@ -61,3 +68,17 @@ def test_nan_of_a_tile_that_is_hidden_reaches_nothing():
     for gradient in gradients:
         assert np.isfinite(gradient).all()
         assert not gradient[:, 128:].any()
+
+
+def test_what_does_not_fit_is_refused_by_its_own_name():
+    x = jax.ShapeDtypeStruct((1, 2**17, 1, 256), "float32")
+    chip = AbstractDevice(device_kind="TPU v6 lite", num_cores=None, platform="tpu")
+    mesh = AbstractMesh((1,), ("x",), (AxisType.Auto,), abstract_device=chip)
+
+    def loss(q):
+        return attention(q, q, q, causal=True, operation="blocksparse").sum()
+
+    with use_abstract_mesh(mesh), pytest.raises(UnsupportedError) as refused:
+        jax.eval_shape(jax.grad(loss), x)
+    assert str(refused.value).startswith("blocksparse: expected a kernel that fits")
+    assert list(refused.value.refusals) == ["blocksparse:blocksparse"]

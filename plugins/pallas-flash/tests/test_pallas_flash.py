@@ -249,3 +249,16 @@ def test_a_shard_map_that_follows_what_varies_is_refused_by_name():
     with pytest.raises(UnsupportedError, match=r"vary over dp.*check_vma=False"):
         within()
     np.testing.assert_allclose(within(check_vma=False), call(x), atol=1e-6)
+
+
+def test_so_it_is_if_something_else_than_the_operands_varies():
+    mesh = jax.make_mesh((2,), ("dp",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("dp")
+    x = jax.random.normal(jax.random.key(0), (1, 5, 1, 8))
+
+    def call(lengths):
+        return attention(x, x, x, kv_lengths=lengths, operation="pallas_flash")
+
+    split = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)
+    with pytest.raises(UnsupportedError, match=r"vary over dp.*check_vma=False"):
+        jax.jit(split)(jnp.asarray([3, 4], jnp.int32))

@@ -19,7 +19,7 @@ from switchax import (
     Target,
 )
 from switchax_pallas_flash.blocks import PallasFlashConfig
-from switchax_pallas_flash.target import check_untyped, compiled_for, refusals_on
+from switchax_pallas_flash.target import attend_for, refusals_on
 
 __all__ = ["BlockSparseAttention"]
 
@@ -48,13 +48,12 @@ def _attending(*, interpret: bool) -> Any:
         softmax_aux: Array | None,
     ) -> tuple[Array, Array]:
         """Computes attention; see `switchax.attention` for the arguments."""
-        from switchax_pallas_flash.attend import attend  # heavy imports live in there
-
-        check_untyped("blocksparse", query, key, value)
-        return attend(
+        return attend_for(
+            self,
             query,
             key,
             value,
+            interpret=interpret,
             softmax_scale=softmax_scale,
             bias=bias,
             mask=mask,
@@ -68,9 +67,6 @@ def _attending(*, interpret: bool) -> Any:
             q_offset=q_offset,
             logits_soft_cap=logits_soft_cap,
             softmax_aux=softmax_aux,
-            config=self.config,
-            generation=compiled_for("blocksparse", interpret),
-            interpret=interpret,
         )
 
     return forward

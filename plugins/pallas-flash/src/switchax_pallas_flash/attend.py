@@ -46,6 +46,7 @@ def attend(
     softmax_aux: Array | None = None,
     mask_pattern: MaskPattern | None = None,
     config: PallasFlashConfig | None = None,
+    operation: str = "pallas_flash",
     generation: str = "v6e",
     interpret: Any = False,
 ) -> tuple[Array, Array]:
@@ -69,6 +70,7 @@ def attend(
         softmax_aux: `[heads]` or `[heads, num_sinks]`, or None.
         mask_pattern: `[q_len, kv_len]`, or None; tiles that it hides are not visited.
         config: Sizes of blocks.
+        operation: Who is asked, for messages.
         generation: Of the chip, whose memories and fastest sizes count.
         interpret: As `pl.pallas_call` takes it.
 
@@ -110,6 +112,7 @@ def attend(
         pattern=mask_pattern,
         # It is scaled once more, and rounded after that.
         output=str(q.dtype) if softmax_aux is None else "float32",
+        operation=operation,
         generation=generation,
         interpret=interpret,
     )

@@ -161,8 +161,8 @@ def launch(
     windows = [*inputs.values(), *outputs.values()]
     limit = None
     if not static.interpret:
-        held = static.generation, windows, scratch.values(), scalars
-        limit = check_fits(name, *held, values)
+        held = windows, scratch.values(), scalars, values
+        limit = check_fits(static.operation, name, static.generation, *held)
 
     def kernel(*refs: Any) -> None:
         listed, held = refs[: len(scalars)], refs[len(scalars) :]

@@ -59,6 +59,7 @@ def bytes_of(shape: Iterable[int | None], dtype: Any) -> int:
 
 
 def check_fits(
+    operation: str,
     kernel: str,
     generation: str,
     windows: Iterable[Window],
@@ -69,6 +70,7 @@ def check_fits(
     """Checks that a kernel fits the memories of a chip.
 
     Args:
+        operation: Whose it is, for messages.
         kernel: What is said of it.
         generation: A key of `CHIPS`.
         windows: Of inputs and outputs; each is held twice, one while the other moves.
@@ -85,21 +87,22 @@ def check_fits(
     chip = CHIPS[generation]
     need = sum(2 * bytes_of(spec.block_shape, x.dtype) for x, spec in windows)
     need += sum(bytes_of(x.shape, x.dtype) for x in scratch) + values
-    if need * _MARGIN > chip.vmem:
-        hint = "name smaller blocks in PallasFlashConfig"
-        _refuse(kernel, generation, "vector memory", need * _MARGIN, chip.vmem, hint)
     listed = sum(x.size * x.dtype.itemsize for x in scalars)
-    if listed * _MARGIN > chip.smem:
-        hint = "name larger blocks in PallasFlashConfig, or split the batch"
-        _refuse(kernel, generation, "scalar memory", listed * _MARGIN, chip.smem, hint)
+    smaller = "name smaller blocks in PallasFlashConfig"
+    larger = "name larger blocks in PallasFlashConfig, or split the batch"
+    for memory, size, has, hint in (
+        ("vector memory", need * _MARGIN, chip.vmem, smaller),
+        ("scalar memory", listed * _MARGIN, chip.smem, larger),
+    ):
+        if size > has:
+            actual, allowed = f"{size / _MIB:.1f} MiB", f"{has / _MIB:.0f} MiB"
+            refusal = Refusal(
+                "memory",
+                f"{memory} of {kernel}",
+                actual,
+                f"{allowed} on {generation}",
+                hint,
+            )
+            text = f"{operation}: expected a kernel that fits, got {refusal}"
+            raise UnsupportedError(text, {f"{operation}:{operation}": (refusal,)})
     return int(chip.vmem * 0.95)
-
-
-def _refuse(
-    kernel: str, generation: str, memory: str, need: float, has: int, hint: str
-) -> None:
-    actual = f"{need / _MIB:.1f} MiB"
-    allowed = f"{has / _MIB:.0f} MiB on {generation}"
-    refusal = Refusal("memory", f"{memory} of {kernel}", actual, allowed, hint)
-    text = f"pallas_flash: expected a kernel that fits, got {refusal}"
-    raise UnsupportedError(text, {"pallas_flash:pallas_flash": (refusal,)})

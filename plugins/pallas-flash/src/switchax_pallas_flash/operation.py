@@ -19,7 +19,7 @@ from switchax import (
 )
 
 from .blocks import PallasFlashConfig
-from .target import check_untyped, compiled_for, refusals_on
+from .target import attend_for, refusals_on
 
 __all__ = ["PallasFlashAttention"]
 
@@ -47,13 +47,12 @@ def _attending(*, interpret: bool) -> Any:
         softmax_aux: Array | None,
     ) -> tuple[Array, Array]:
         """Computes attention; see `switchax.attention` for the arguments."""
-        from .attend import attend  # heavy imports live in there
-
-        check_untyped("pallas_flash", query, key, value)
-        return attend(
+        return attend_for(
+            self,
             query,
             key,
             value,
+            interpret=interpret,
             softmax_scale=softmax_scale,
             bias=bias,
             mask=mask,
@@ -66,9 +65,6 @@ def _attending(*, interpret: bool) -> Any:
             q_offset=q_offset,
             logits_soft_cap=logits_soft_cap,
             softmax_aux=softmax_aux,
-            config=self.config,
-            generation=compiled_for("pallas_flash", interpret),
-            interpret=interpret,
         )
 
     return forward

@@ -66,6 +66,7 @@ class Static:
         kv_len: Keys that are.
         pattern: Hides keys beside `Hidden`, of these lengths; or None.
         output: Dtype of the output.
+        operation: Who is asked, for messages.
         generation: Of the chip.
         interpret: As `pl.pallas_call` takes it.
     """
@@ -78,6 +79,7 @@ class Static:
     kv_len: int
     pattern: MaskPattern | None = None
     output: str = "float32"
+    operation: str = "pallas_flash"
     generation: str = "v6e"
     interpret: Any = False
 

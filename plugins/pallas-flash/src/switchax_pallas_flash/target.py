@@ -1,20 +1,68 @@
-"""Which chips kernels are made for, and what is refused on them."""
+"""Which chips kernels are made for, what is refused on them, and how they are asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax import Array
 
-from switchax import Refusal, Request, Target, UnsupportedError, current_target
+from switchax import (
+    BaseOperation,
+    Refusal,
+    Request,
+    Target,
+    UnsupportedError,
+    current_target,
+)
 
 from .blocks import GENERATIONS
 
-__all__ = ["check_untyped", "compiled_for", "refusals_on"]
+__all__ = ["attend_for", "refusals_on"]
 
 
-def compiled_for(operation: str, interpret: bool) -> str:
+def attend_for(
+    operation: BaseOperation,
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    interpret: bool,
+    **given: Any,
+) -> tuple[Array, Array]:
+    """Computes attention for an operation, with its config and for the chip that is.
+
+    Args:
+        operation: Whose forward method asks.
+        query: As in `attend`, likewise the next two.
+        key: Of all kv heads.
+        value: Likewise.
+        interpret: Whether kernels are interpreted, on a CPU.
+        **given: The others of `attend`.
+
+    Raises:
+        UnsupportedError: For a chip that is not known, within a `jax.shard_map` that
+            follows how values vary, or if a kernel does not fit the chip.
+    """
+    from .attend import attend  # heavy imports live in there
+
+    name, *_ = operation.names()
+    arrays = (query, key, value, *given.values())
+    _check_untyped(name, *(x for x in arrays if isinstance(x, Array)))
+    return attend(
+        query,
+        key,
+        value,
+        config=operation.config,
+        operation=name,
+        generation=_compiled_for(name, interpret),
+        interpret=interpret,
+        **given,
+    )
+
+
+def _compiled_for(operation: str, interpret: bool) -> str:
     """Returns the generation whose memories and sizes count.
 
     Args:
@@ -40,12 +88,12 @@ def compiled_for(operation: str, interpret: bool) -> str:
     raise UnsupportedError(text, {f"{operation}:{operation}": (refusal,)})
 
 
-def check_untyped(operation: str, *arrays: Array) -> None:
+def _check_untyped(operation: str, *arrays: Array) -> None:
     """Checks that nobody follows how values vary over a mesh: Pallas does not say it.
 
     Args:
         operation: Who asks, for messages.
-        arrays: Its operands.
+        arrays: Its arguments.
 
     Raises:
         UnsupportedError: Within a `jax.shard_map` that does.
@@ -57,7 +105,7 @@ def check_untyped(operation: str, *arrays: Array) -> None:
     refusal = Refusal(
         "rule",
         "check_vma",
-        f"operands that vary over {', '.join(axes)}",
+        f"arguments that vary over {', '.join(axes)}",
         "a shard_map that does not follow it",
         "pass check_vma=False to jax.shard_map, which Pallas cannot be traced with",
     )

@@ -13,6 +13,10 @@ import pytest
 from switchax.inspection.chips import environment
 
 pytest.importorskip("libtpu")
+pytest.importorskip("switchax_blocksparse")  # and pallas_flash, which it is made of
+
+OPERATIONS = ("pallas_flash", "blocksparse")
+MESHES = (("v5e:2x4", 2, 4), ("v5e:16x16", 16, 16))
 
 PROGRAM = """
     import re, sys
@@ -21,7 +25,7 @@ PROGRAM = """
     from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
     import switchax
 
-    topology, dp, tp, kv_heads, which = sys.argv[1:]
+    operation, topology, dp, tp, kv_heads, which = sys.argv[1:]
     dp, tp, kv_heads = int(dp), int(tp), int(kv_heads)
     there = topologies.get_topology_desc(platform="tpu", topology_name=topology)
     devices = np.array(there.devices).reshape(dp, tp)
@@ -32,8 +36,12 @@ PROGRAM = """
         size = (2 * dp, 512, heads, 128)
         return jax.ShapeDtypeStruct(size, "bfloat16", sharding=here)
 
+    more = {"causal": True}
+    if operation == "blocksparse":
+        more["mask_pattern"] = switchax.MaskPattern.chunked(200, 512, 512)
+
     def forward(q, k, v):
-        return switchax.attention(q, k, v, causal=True, operation="pallas_flash")
+        return switchax.attention(q, k, v, operation=operation, **more)
 
     def gradients(q, k, v, d):
         return jax.vjp(forward, q, k, v)[1](d)
@@ -63,18 +71,22 @@ def compiled(tmp_path, *asked):
     return done.stdout.split(maxsplit=1)
 
 
-@pytest.mark.parametrize("topology", [("v5e:2x4", 2, 4), ("v5e:16x16", 16, 16)])
-@pytest.mark.parametrize("kv_heads", ["as many", "fewer"])
-def test_batch_and_heads_are_split_without_a_collective(tmp_path, topology, kv_heads):
-    tp = topology[2]
-    number = tp if kv_heads == "as many" else tp // 2
-    kernels, collectives = compiled(tmp_path, *topology, number, "forward")
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("topology", "dp", "tp"), MESHES)
+@pytest.mark.parametrize("sharing", [1, 2], ids=["as_many_kv_heads", "fewer"])
+def test_batch_and_heads_are_split_without_a_collective(
+    tmp_path, operation, topology, dp, tp, sharing
+):
+    asked = operation, topology, dp, tp, tp // sharing
+    kernels, collectives = compiled(tmp_path, *asked, "forward")
     assert int(kernels) == 1
     assert collectives.strip() == "[]"
 
 
-@pytest.mark.parametrize("topology", [("v5e:2x4", 2, 4), ("v5e:16x16", 16, 16)])
-def test_gradients_need_none_either(tmp_path, topology):
-    kernels, collectives = compiled(tmp_path, *topology, topology[2], "gradients")
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(("topology", "dp", "tp"), MESHES)
+def test_gradients_need_none_either(tmp_path, operation, topology, dp, tp):
+    asked = operation, topology, dp, tp, tp
+    kernels, collectives = compiled(tmp_path, *asked, "gradients")
     assert int(kernels) == 2
     assert collectives.strip() == "[]"
