@@ -78,6 +78,10 @@ def test_the_hot_block_is_the_shortest_of_those_with_most_matrix_work(dumps):
     assert kernel.hot.occupancy["VALU"] == 3 / 8
     assert kernel.rows == ((2, 0, 0, 0), (2, 3, 0, 0))
     assert kernel.to_dict()["hot"]["share_of_floor"] == 1.0
+    assert kernel.to_dict()["blocks"] == [
+        {"first": 1, "bundles": 2, "depth": 1, "matrix": 4, "spills": 0},
+        {"first": 3, "bundles": 3, "depth": 1, "matrix": 4, "spills": 3},
+    ]
 
 
 def test_spills_of_the_hot_block_are_counted(dumps):

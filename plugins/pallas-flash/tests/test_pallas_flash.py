@@ -3,6 +3,8 @@
 `switchax conform pallas_flash` asks far more; these are what kernels do by blocks.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,17 +132,22 @@ def test_chunks_by_pairs_and_one_by_one_are_the_same(kv_len, unroll, monkeypatch
             np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("length", [1, 128, 300, 513, 1025, 8192, 10_000])
+@pytest.mark.parametrize("length", [1, 128, 300, 513, 1025, 8192, 8700, 10_000])
 @pytest.mark.parametrize("entry", TABLE, ids=" ".join)
 def test_tiles_of_the_table_divide_what_they_are_given(entry, length):
     forward, backward, rows, keys = blocks_for(*entry, length, length, 0, None)
-    for sizes, others in ((forward, keys), (backward, rows)):
+    for sizes, block, others in (
+        (forward, backward.block, keys),
+        (backward, forward.block, rows),
+    ):
         assert others % sizes.span == 0
+        spans = others // sizes.span
+        assert length <= others < length + spans * math.lcm(block, sizes.chunk)
+        # Few spans: each fills and drains a pipeline, and one chunk alone has none.
+        assert sizes.span >= min(others, length // (spans + 1))
         assert sizes.block % sizes.lanes == 0 or sizes is backward
         assert 0 in (sizes.chunk % sizes.piece, sizes.block % sizes.piece)
     assert rows % forward.block == keys % backward.block == 0
-    assert length <= rows < length + forward.block
-    assert length <= keys < length + backward.block
 
 
 def test_a_bias_of_every_row_and_key_is_copied_in_smaller_parts():
@@ -148,6 +155,19 @@ def test_a_bias_of_every_row_and_key_is_copied_in_smaller_parts():
     plain, *_ = blocks_for(*entry, 8192, 8192, 0, None)
     biased, *_ = blocks_for(*entry, 8192, 8192, 4, None)
     assert 1 <= biased.chunks < plain.chunks
+
+
+@pytest.mark.parametrize("chunks", [7, 16, 17, 31, 64])
+def test_any_number_of_chunks_is_copied_in_spans_that_are_alike(chunks):
+    forward, *_ = blocks_for("v6e", "bfloat16 128", 8192, 512 * chunks, 0, None)
+    assert forward.chunk == 512
+    assert min(chunks, 8) <= forward.chunks <= 16
+
+
+def test_where_all_rows_are_one_block_keys_are_copied_in_smaller_parts():
+    few, *_ = blocks_for("v6e", "bfloat16 128", 64, 8192, 0, None)
+    many, *_ = blocks_for("v6e", "bfloat16 128", 8192, 8192, 0, None)
+    assert few.chunks < many.chunks
 
 
 def traced(config, generation="v6e", length=8192, batch=1, **call):

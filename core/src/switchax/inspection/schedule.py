@@ -80,6 +80,8 @@ class KernelSchedule:
         vmem: Bytes of vector memory that it allocates, windows of operands included.
         hot: The block that does a full tile: of the innermost loops with much matrix
             work, of the blocks with the most of it, the shortest.
+        blocks: All that have matrix work, in the order of addresses: what fills and
+            drains a pipeline is beside its loop.
         units: Names of the columns of `rows`.
         rows: Slots that each bundle of `hot` occupies, by unit.
     """
@@ -88,6 +90,7 @@ class KernelSchedule:
     bundles: int
     vmem: int
     hot: Block
+    blocks: tuple[Block, ...]
     units: tuple[str, ...]
     rows: tuple[tuple[int, ...], ...]
 
@@ -108,6 +111,16 @@ class KernelSchedule:
                 "capacity": hot.capacity,
                 "occupancy": {u: round(x, 4) for u, x in hot.occupancy.items()},
             },
+            "blocks": [
+                {
+                    "first": block.first,
+                    "bundles": block.bundles,
+                    "depth": block.depth,
+                    "matrix": block.used[MATRIX],
+                    "spills": block.spills,
+                }
+                for block in self.blocks
+            ],
         }
 
 
@@ -170,7 +183,8 @@ def _schedule(
     hot = _hot(blocks)
     vmem = _vmem(_beside(path, kernel, _REGISTERS))
     part = tuple(rows[hot.first : hot.first + hot.bundles])
-    return KernelSchedule(name, len(rows), vmem, hot, units, part)
+    working = tuple(block for block in blocks if block.used.get(MATRIX))
+    return KernelSchedule(name, len(rows), vmem, hot, working, units, part)
 
 
 def _hot(blocks: Sequence[Block]) -> Block:

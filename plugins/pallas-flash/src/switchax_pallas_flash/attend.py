@@ -169,7 +169,7 @@ def _attend_padded(
     q_len, kv_len, v_head_dim = q.shape[2], *v.shape[2:]
     hidden = _without_thin_masks(hidden, q, kv_len)
     shape = shape_class(str(q.dtype), max(q.shape[3], v_head_dim))
-    tile_bytes = 0 if hidden.mask is None else 1
+    tile_bytes = (hidden.mask is not None) + (options["pattern"] is not None)
     if bias is not None and 1 not in bias.shape[2:]:
         tile_bytes += bias.dtype.itemsize
     forward, backward, rows, keys = blocks_for(

@@ -20,6 +20,7 @@ __all__ = [
 GENERATIONS = ("v5e", "v5p", "v6e", "7x")
 LANES = 128
 _TILES = 4 * 2**20  # bytes at most of a tile of bias or mask
+_ONE_BLOCK = 4  # chunks at most that are copied at once where all rows are one block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,23 +111,22 @@ def blocks_for(
         chunk_q = _divisor(config.block_q_backward, backward.chunk)
     chunk_kv = config.block_kv_compute or chunk_kv
     chunk_q = config.block_q_compute_backward or chunk_q
-    rows = _multiple(q_len, math.lcm(block_q, config.block_q_backward or chunk_q))
-    keys = _multiple(kv_len, math.lcm(block_kv, config.block_kv or chunk_kv))
 
-    def chunks(copied: int | None, chunk: int, of: int, sizes: Sizes, row: int) -> int:
-        if copied is not None:
-            return copied // chunk
-        most = sizes.chunks
-        if row:  # of bias or mask
-            most = max(1, min(most, _TILES // (row * chunk)))
-        number = of // chunk
-        return max(d for d in range(1, most + 1) if number % d == 0)
+    def most(of: Sizes, row: int) -> int:
+        """Returns how many chunks are copied at once, beside a row of bias or mask."""
+        return max(1, min(of.chunks, _TILES // (row * of.chunk))) if row else of.chunks
 
+    at_once = most(forward, block_q * tile_bytes)
+    if q_len <= block_q:  # keys are copied once, and those that nobody sees are not
+        at_once = min(at_once, _ONE_BLOCK)
+    chunks_kv, keys = _spans(kv_len, block_kv, chunk_kv, config.block_kv, at_once)
+    at_once = most(backward, block_kv * tile_bytes)
+    chunks_q, rows = _spans(q_len, block_q, chunk_q, config.block_q_backward, at_once)
     return (
         Blocks(
             block_q,
             chunk_kv,
-            chunks(config.block_kv, chunk_kv, keys, forward, block_q * tile_bytes),
+            chunks_kv,
             piece=_divisor(chunk_kv, forward.piece),
             lanes=_divisor(block_q, forward.lanes),
             unroll=forward.unroll,
@@ -134,14 +134,36 @@ def blocks_for(
         Blocks(
             block_kv,
             chunk_q,
-            chunks(
-                config.block_q_backward, chunk_q, rows, backward, block_kv * tile_bytes
-            ),
+            chunks_q,
             piece=_divisor(block_kv, backward.piece),
         ),
         rows,
         keys,
     )
+
+
+def _spans(
+    length: int, block: int, chunk: int, copied: int | None, most: int
+) -> tuple[int, int]:
+    """Returns how many chunks are copied at once, and the length in whole spans.
+
+    Args:
+        length: Of a side.
+        block: By which the other kernel divides it.
+        chunk: By which this one does.
+        copied: At once, if the user says so.
+        most: Chunks that are, otherwise; spans are of one size and as few as can be.
+    """
+    if copied is not None:
+        return copied // chunk, _multiple(length, math.lcm(block, copied))
+    unit = math.lcm(block, chunk)
+    units, in_unit = -(-length // unit), unit // chunk
+    if most < in_unit:
+        chunks = max(d for d in range(1, most + 1) if in_unit % d == 0)
+        return chunks, units * unit
+    spans = -(-units // (most // in_unit))
+    at_once = -(-units // spans)
+    return at_once * in_unit, spans * at_once * unit
 
 
 def _pair(length: int, block: int, chunk: int) -> tuple[int, int]:
