@@ -10,7 +10,8 @@ causal mask visits are the cycles that are printed, in the same way for every ke
 each at the best of the same sizes. They leave out what a schedule does not show, which
 is waits for HBM, and what a kernel does outside of that block: masks at the diagonal,
 and for the forward pass of pallas_flash, whose block is a stage of a pipeline, filling
-and draining it once for the keys that are copied at once.
+and draining it once for the keys that are copied at once, which its table says, not the
+sweep (`switchax inspect --json` lists those blocks).
 """
 
 from __future__ import annotations
