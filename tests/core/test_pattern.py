@@ -35,6 +35,7 @@ class Unhashable:
     ("pattern", "shown"),
     [
         (MaskPattern(NOISE), NOISE),
+        (MaskPattern(NOISE.view(np.matrix)), NOISE),
         (MaskPattern(upper, 13, 21), ROW <= KEY),
         (MaskPattern(lambda row, key: key < 4, 13, 21), np.tile(KEY < 4, (13, 1))),
         (MaskPattern.prefix(3, 13, 21, 2), (KEY < 3) | (KEY <= ROW + 2)),
@@ -42,7 +43,7 @@ class Unhashable:
         (MaskPattern(NOISE[:0]), NOISE[:0]),
         (MaskPattern(NOISE[:, :0]), NOISE[:, :0]),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_what_it_shows_is_the_same_whole_by_tiles_and_elsewhere(pattern, shown):
     np.testing.assert_array_equal(np.asarray(pattern), shown)
@@ -265,7 +266,7 @@ def test_functions_of_jnp_are_asked_wherever_a_call_is_traced(function, within):
             "a traced value",
         ),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_what_a_pattern_cannot_be_made_of_is_said(make, error, said):
     with pytest.raises(error, match=said):
