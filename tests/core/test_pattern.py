@@ -266,7 +266,7 @@ def test_functions_of_jnp_are_asked_wherever_a_call_is_traced(function, within):
             "a traced value",
         ),
     ],
-    ids=range(8),
+    ids=range(7),
 )
 def test_what_a_pattern_cannot_be_made_of_is_said(make, error, said):
     with pytest.raises(error, match=said):
