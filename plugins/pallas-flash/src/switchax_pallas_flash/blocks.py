@@ -152,7 +152,7 @@ def _spans(
         block: By which the other kernel divides it.
         chunk: By which this one does.
         copied: At once, if the user says so.
-        most: Chunks that are, otherwise; spans are of one size and as few as can be.
+        most: Chunks that are, otherwise; or fewer, to half of them, that fill less.
     """
     if copied is not None:
         return copied // chunk, _multiple(length, math.lcm(block, copied))
@@ -161,9 +161,11 @@ def _spans(
     if most < in_unit:
         chunks = max(d for d in range(1, most + 1) if in_unit % d == 0)
         return chunks, units * unit
-    spans = -(-units // (most // in_unit))
-    at_once = -(-units // spans)
-    return at_once * in_unit, spans * at_once * unit
+    largest = min(most // in_unit, units)
+    at_once = min(
+        range(largest, (largest - 1) // 2, -1), key=lambda size: _multiple(units, size)
+    )
+    return at_once * in_unit, _multiple(units, at_once) * unit
 
 
 def _pair(length: int, block: int, chunk: int) -> tuple[int, int]:
