@@ -55,6 +55,7 @@ CALLS = [
     ("R6", {"mask": "row"}),
     ("R2", {"scale": -0.7, "kv_heads": 2}),
     ("R2", {"scale": 0.0, "v_head_dim": 24}),
+    ("R1", {"head_dim": 0, "v_head_dim": 8, "bias": "full"}),
     ("R8", {"dtype": "bfloat16", "causal": True, "sinks": 0, **LONG}),
 ]
 

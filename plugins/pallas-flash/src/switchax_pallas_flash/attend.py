@@ -84,6 +84,8 @@ def attend(
         output = jnp.zeros((batch, heads, q_len, v_head_dim), q.dtype)
         lse = jnp.full((batch, heads, q_len), -jnp.inf, jnp.float32)
         return _with_sinks(output, lse, softmax_aux)
+    if q.shape[3] == 0:  # all logits are 0, which a kernel is not asked for
+        q, k = (jnp.zeros((*x.shape[:3], 1), x.dtype) for x in (q, k))
     if softmax_scale < 0:  # exact, and a maximum stays one
         q, softmax_scale = -q, -softmax_scale
     first, end = bounds(
