@@ -264,19 +264,24 @@ def test_a_shard_map_that_follows_what_varies_is_refused_by_name():
         split = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec, **given)
         return jax.jit(split)(x)
 
-    with pytest.raises(UnsupportedError, match=r"vary over dp.*check_vma=False"):
+    with pytest.raises(UnsupportedError, match=r"over dp that.*check_vma=False"):
         within()
     np.testing.assert_allclose(within(check_vma=False), call(x), atol=1e-6)
 
 
-def test_so_it_is_if_something_else_than_the_operands_varies():
+@pytest.mark.parametrize("given", ["dp", None], ids=["varies", "nothing_varies"])
+def test_so_it_is_whatever_varies(given):
     mesh = jax.make_mesh((2,), ("dp",), (jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec("dp")
+    spec = jax.sharding.PartitionSpec(given)
     x = jax.random.normal(jax.random.key(0), (1, 5, 1, 8))
 
-    def call(lengths):
-        return attention(x, x, x, kv_lengths=lengths, operation="pallas_flash")
+    def loss(x, lengths):
+        return attention(x, x, x, kv_lengths=lengths, operation="pallas_flash").sum()
 
-    split = jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec)
-    with pytest.raises(UnsupportedError, match=r"vary over dp.*check_vma=False"):
-        jax.jit(split)(jnp.asarray([3, 4], jnp.int32))
+    def call(lengths):
+        return jax.grad(loss)(x, lengths)
+
+    split = jax.jit(jax.shard_map(call, mesh=mesh, in_specs=spec, out_specs=spec))
+    lengths = jnp.asarray([3, 4] if given else [3], jnp.int32)
+    with pytest.raises(UnsupportedError, match=r"over dp that.*check_vma=False"):
+        split(lengths)

@@ -112,15 +112,17 @@ def blocks_for(
     chunk_kv = config.block_kv_compute or chunk_kv
     chunk_q = config.block_q_compute_backward or chunk_q
 
-    def most(of: Sizes, row: int) -> int:
-        """Returns how many chunks are copied at once, beside a row of bias or mask."""
-        return max(1, min(of.chunks, _TILES // (row * of.chunk))) if row else of.chunks
+    def most(of: Sizes, bytes_of_chunk: int) -> int:
+        """Returns how many chunks are copied at once, beside their bias or mask."""
+        if bytes_of_chunk == 0:
+            return of.chunks
+        return max(1, min(of.chunks, _TILES // bytes_of_chunk))
 
-    at_once = most(forward, block_q * tile_bytes)
+    at_once = most(forward, block_q * chunk_kv * tile_bytes)
     if q_len <= block_q:  # keys are copied once, and those that nobody sees are not
         at_once = min(at_once, _ONE_BLOCK)
     chunks_kv, keys = _spans(kv_len, block_kv, chunk_kv, config.block_kv, at_once)
-    at_once = most(backward, block_kv * tile_bytes)
+    at_once = most(backward, block_kv * chunk_q * tile_bytes)
     chunks_q, rows = _spans(q_len, block_q, chunk_q, config.block_q_backward, at_once)
     return (
         Blocks(

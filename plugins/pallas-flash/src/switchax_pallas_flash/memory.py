@@ -88,7 +88,8 @@ def check_fits(
     need = sum(2 * bytes_of(spec.block_shape, x.dtype) for x, spec in windows)
     need += sum(bytes_of(x.shape, x.dtype) for x in scratch) + values
     listed = sum(x.size * x.dtype.itemsize for x in scalars)
-    smaller = "name smaller blocks in PallasFlashConfig"
+    smaller = "name smaller blocks in PallasFlashConfig; if no size fits, fewer rows: "
+    smaller += "the backward pass holds the gradient of query of all of a head's"
     larger = "name larger blocks in PallasFlashConfig, or split the batch"
     for memory, size, has, hint in (
         ("vector memory", need * _MARGIN, chip.vmem, smaller),

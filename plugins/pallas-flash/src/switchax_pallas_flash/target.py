@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from switchax import (
@@ -48,8 +49,7 @@ def attend_for(
     from .attend import attend  # heavy imports live in there
 
     name, *_ = operation.names()
-    arrays = (query, key, value, *given.values())
-    _check_untyped(name, *(x for x in arrays if isinstance(x, Array)))
+    _check_untyped(name)
     return attend(
         query,
         key,
@@ -88,25 +88,27 @@ def _compiled_for(operation: str, interpret: bool) -> str:
     raise UnsupportedError(text, {f"{operation}:{operation}": (refusal,)})
 
 
-def _check_untyped(operation: str, *arrays: Array) -> None:
+def _check_untyped(operation: str) -> None:
     """Checks that nobody follows how values vary over a mesh: Pallas does not say it.
 
     Args:
         operation: Who asks, for messages.
-        arrays: Its arguments.
 
     Raises:
         UnsupportedError: Within a `jax.shard_map` that does.
     """
-    types = [jax.typeof(x).manual_axis_type for x in arrays]
-    axes = sorted({axis for found in types for axis in found.varying})
+    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
     if not axes:
+        return
+    # Where nobody follows it, what is made to vary is not said to.
+    made = jax.lax.pcast(jnp.zeros(()), axes, to="varying")
+    if not jax.typeof(made).manual_axis_type.varying:
         return
     refusal = Refusal(
         "rule",
         "check_vma",
-        f"arguments that vary over {', '.join(axes)}",
-        "a shard_map that does not follow it",
+        f"a shard_map over {', '.join(axes)} that follows how values vary",
+        "one that does not",
         "pass check_vma=False to jax.shard_map, which Pallas cannot be traced with",
     )
     text = f"{operation}: expected check_vma=False, got {refusal}"
