@@ -131,6 +131,7 @@ def measured(generation: str, known: list[dict[str, Any]]) -> Iterator[dict[str,
     import jax
 
     from switchax import UnsupportedError
+    from switchax_pallas_flash.sizes import Sizes
 
     compiler = Compiler(generation)
     for one in candidates(generation):
@@ -145,16 +146,16 @@ def measured(generation: str, known: list[dict[str, Any]]) -> Iterator[dict[str,
         (hot,) = (k.hot for k in kernels if "pallas_flash" in k.name)
         found = f"{hot.bundles} bundles, {hot.spills} spills"
         print(said, found, file=sys.stderr, flush=True)
-        rows, keys, *_ = one["sizes"]
-        chunks = 1
+        sizes = Sizes(*one["sizes"])
+        rows, keys = sizes.block, sizes.chunk
         if one["pass"] == "backward":
             rows, keys = keys, rows
-        else:
-            chunks = one["sizes"][-1]  # of one turn
         yield one | {
             "bundles": hot.bundles,
             "spills": hot.spills,
-            "cycles": [hot.bundles * visited(n, rows, keys) // chunks for n in LENGTHS],
+            "cycles": [
+                hot.bundles * visited(n, rows, keys) // sizes.unroll for n in LENGTHS
+            ],
         }
 
 
@@ -191,8 +192,10 @@ def main() -> None:
     """Measures what is asked for, prints it, and writes the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--generation", nargs="+", default=list(GENERATIONS))
-    parser.add_argument("--kept", type=Path, required=True, help="lines of JSON")
-    parser.add_argument("--write", action="store_true", help="the table")
+    kept = "lines of JSON of what was compiled, which is not compiled again"
+    parser.add_argument("--kept", type=Path, required=True, help=kept)
+    write = f"overwrites {TABLE.name} of the plugin with the fastest"
+    parser.add_argument("--write", action="store_true", help=write)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.worker:

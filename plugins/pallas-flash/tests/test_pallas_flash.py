@@ -142,7 +142,9 @@ def test_tiles_of_the_table_divide_what_they_are_given(entry, length):
         (backward, forward.block, rows),
     ):
         assert others % sizes.span == 0
-        assert length <= others < 1.15 * length + math.lcm(block, sizes.chunk)
+        unit = math.lcm(block, sizes.chunk)
+        whole = unit * -(-length // unit)
+        assert whole <= others <= 1.2 * whole
         assert sizes.block % sizes.lanes == 0 or sizes is backward
         assert 0 in (sizes.chunk % sizes.piece, sizes.block % sizes.piece)
     assert rows % forward.block == keys % backward.block == 0
@@ -190,6 +192,21 @@ def test_what_fits_no_memory_is_refused_with_numbers_before_it_is_compiled():
     small = {"block_q": 128, "block_kv": 128}
     with pytest.raises(UnsupportedError, match=r"scalar memory .*1 MiB on v6e"):
         traced(small, batch=64, kv_lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    ("generation", "fits", "too_many"),
+    [
+        ("v5e", 100_000, 110_000),
+        ("v5p", 42_000, 50_000),
+        ("v6e", 100_000, 110_000),
+        ("7x", 42_000, 50_000),
+    ],
+)
+def test_as_many_rows_fit_as_the_readme_says(generation, fits, too_many):
+    traced({}, generation, length=fits)
+    with pytest.raises(UnsupportedError, match=r"vector memory.*fewer rows"):
+        traced({}, generation, length=too_many)
 
 
 @pytest.mark.parametrize("size", [0, 100, 129])
